@@ -107,6 +107,10 @@ upgrade: root ## Upgrade from the commit FROM to this checkout under running pod
 faults: root ## Break cards of three vendors and the daemon's folders under running pods and bring them back.
 	@cd lab && go run ./cmd/demo faults
 
+.PHONY: demo-mig
+demo-mig: root ## Offer NVIDIA GPUs whole and cut into MIG devices, cut them otherwise, and break one.
+	@cd lab && go run ./cmd/demo mig
+
 .PHONY: demo-pool
 demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
 	@cd lab && go run ./cmd/demo pool
@@ -236,11 +240,12 @@ build-gpu-test: ## Build bin/gpu-test, which runs elsewhere without Go and witho
 	cd lab && $(NODE_ENV) go build -buildvcs=false -trimpath -tags $(NODE_TAGS) -ldflags '$(NODE_LDFLAGS)' -o $(BIN)/gpu-test ./cmd/gpu-test
 
 # gpu-test exits with 3 where there is no NVIDIA GPU; make fails then, too.
+# REPORT is the file that receives its report, such as docs/hardware/h100.md.
 .PHONY: test-gpu
 test-gpu: ## Test on this machine's NVIDIA GPUs; exit code 3 of bin/gpu-test: there is none.
 	@if command -v go >/dev/null; then $(MAKE) build-gpu-test; \
 	  elif [ ! -x $(BIN)/gpu-test ]; then echo "There is neither Go here nor bin/gpu-test; run \"make build-gpu-test\" where Go is, and bring bin/gpu-test." >&2; exit 1; fi
-	@$(BIN)/gpu-test
+	@$(BIN)/gpu-test $(if $(REPORT),--report '$(REPORT)')
 
 .PHONY: bench
 bench: ## Run the benchmarks: the core, preferred allocation, the extender's and the webhooks' calls.

@@ -190,9 +190,10 @@ var guard = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Benchmark)[A-Za-z0-9]+)
 
 // TestGuardsOfOldFaultsExist: docs/compatibility.md promises for each fault of
 // the programs that Divvy takes the place of that a test would fail if it came
-// back.
+// back, and docs/gpu-operator.md that each way to set up a node has a test.
 func TestGuardsOfOldFaultsExist(t *testing.T) {
 	page := read(t, "docs/compatibility.md")
+	operator := read(t, "docs/gpu-operator.md")
 	sources := map[string]string{}
 	source := func(pkg string) string {
 		if text, ok := sources[pkg]; ok {
@@ -215,12 +216,14 @@ func TestGuardsOfOldFaultsExist(t *testing.T) {
 	}
 	// The suite that every vendor passes is no test file.
 	suite := read(t, "internal/node/backend/backendtest/backendtest.go")
-	for _, m := range guard.FindAllStringSubmatch(page, -1) {
+	for _, m := range guard.FindAllStringSubmatch(page+operator, -1) {
 		if !strings.Contains(source(m[1]), "\nfunc "+m[2]+"(") {
 			t.Errorf("there is no %s in %s", m[2], m[1])
 		}
-		if name := strconv.Quote(strings.ReplaceAll(m[3], "_", " ")); m[3] != "" && !strings.Contains(source(m[1])+suite, name) {
-			t.Errorf("there is no %s in %s.%s", name, m[1], m[2])
+		for part := range strings.SplitSeq(strings.ReplaceAll(m[3], "_", " "), "/") {
+			if name := strconv.Quote(part); part != "" && !strings.Contains(source(m[1])+suite, name) {
+				t.Errorf("there is no %s in %s.%s", name, m[1], m[2])
+			}
 		}
 	}
 	for heading, rows := range map[string][]string{
@@ -282,10 +285,17 @@ func TestExamplesAskForWhatTheValuesOffer(t *testing.T) {
 		}
 		return found
 	}
-	offered := map[string]bool{}
+	offered, mixed := map[string]bool{}, false
 	for _, f := range files("examples/values/*.yaml") {
 		var values struct {
 			SharedResources []struct{ Name string } `yaml:"sharedResources"`
+			Node            struct {
+				Vendors struct {
+					NVIDIA struct {
+						MIGStrategy string `yaml:"migStrategy"`
+					} `yaml:"nvidia"`
+				} `yaml:"vendors"`
+			} `yaml:"node"`
 		}
 		if err := yaml.Unmarshal([]byte(read(t, strings.TrimPrefix(f, root+"/"))), &values); err != nil {
 			t.Fatal(err)
@@ -293,6 +303,7 @@ func TestExamplesAskForWhatTheValuesOffer(t *testing.T) {
 		for _, r := range values.SharedResources {
 			offered[r.Name] = true
 		}
+		mixed = mixed || values.Node.Vendors.NVIDIA.MIGStrategy == "mixed"
 	}
 	for _, f := range files("examples/*.yaml") {
 		asked := asks.FindAllStringSubmatch(read(t, strings.TrimPrefix(f, root+"/")), -1)
@@ -300,7 +311,7 @@ func TestExamplesAskForWhatTheValuesOffer(t *testing.T) {
 			t.Errorf("%s asks for nothing", f)
 		}
 		for _, m := range asked {
-			if !offered[m[1]] {
+			if !offered[m[1]] && !(mixed && strings.HasPrefix(m[1], "nvidia.com/mig-")) {
 				t.Errorf("%s asks for %s, which no file in examples/values offers", f, m[1])
 			}
 		}
@@ -308,7 +319,7 @@ func TestExamplesAskForWhatTheValuesOffer(t *testing.T) {
 }
 
 var (
-	asks = regexp.MustCompile(`(?m)^ +([a-z]+\.com/[a-z.-]+): [0-9]+$`)
+	asks = regexp.MustCompile(`(?m)^ +([a-z]+\.com/[0-9a-z.-]+): [0-9]+$`)
 	// fourPods are listed by the first and the last.
 	fourPods = regexp.MustCompile(`^gcushare-pod-[23]\.yaml$`)
 )

@@ -592,8 +592,14 @@ func TestDaemonStaysOffNodesWithoutDevices(t *testing.T) {
 			"": false, "pool=gpu": true, "enflame.com/gcushare=true": false, "pool=gpu,divvy.dev/enabled=false": false,
 		}},
 		"the GPU operator's nodes": {[]string{"--values", root + "/examples/values/gpu-operator.yaml"}, map[string]bool{
-			"": false, "nvidia.com/gpu.present=true": true, "divvy.dev/enabled=true": false,
+			"": false, "nvidia.com/gpu.present=true,nvidia.com/gpu.deploy.client=true": true, "divvy.dev/enabled=true": false,
+			"nvidia.com/gpu.present=true,nvidia.com/gpu.deploy.client=paused-for-driver-upgrade": false,
+			"nvidia.com/gpu.present=true": false,
 		}},
+		"the nodes of an older GPU operator": {
+			[]string{"--values", root + "/examples/values/gpu-operator.yaml", "--set", "node.gpuOperator.clientLabel=false"},
+			map[string]bool{"": false, "nvidia.com/gpu.present=true": true, "divvy.dev/enabled=true": false},
+		},
 		"narrowed by an affinity": {
 			[]string{"--set-json",
 				`node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":` +

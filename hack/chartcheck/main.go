@@ -88,6 +88,10 @@ var good = []struct {
 		want: []string{"--node-label=pool=gcu", "pool: gcu"},
 	},
 	{
+		name: "NVIDIA's GPU operator", set: []string{"--set", "node.gpuOperator.enabled=true,node.gpuOperator.clientLabel=true"},
+		want: []string{"--node-label=nvidia.com/gpu.deploy.client=true", `nvidia.com/gpu.deploy.client: "true"`, "gpuOperator: true"},
+	},
+	{
 		name: "any label of two vendors",
 		set: []string{"--set",
 			"sharedResources[0].name=enflame.com/gcu-memory,sharedResources[0].vendor=enflame,sharedResources[1].name=nvidia.com/" +
@@ -121,6 +125,13 @@ var good = []struct {
 	{
 		name: "a kind with the injection of all", set: []string{"--set", "node.injection=cdi,node.vendors.nvidia.cdiKind=nvidia.com/gpu"},
 		want: []string{"cdiKind: nvidia.com/gpu"},
+	},
+	{
+		name: "MIG devices, those of a profile in time slices",
+		set: []string{"--set", "node.vendors.nvidia.migStrategy=mixed", "--set-json",
+			`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive","devices":{"except":{"partitions":["0:1"]}}},` +
+				`{"name":"nvidia.com/mig-1g.10gb","vendor":"nvidia","mode":"timeSlicing","replicas":2,"profile":"1g.10gb"}]`},
+		want: []string{"migStrategy: mixed", "profile: 1g.10gb"},
 	},
 	{
 		name: "another kubelet directory", set: []string{"--set", "node.kubeletDir=/data/kubelet/"},
@@ -236,8 +247,14 @@ var bad = []struct {
 	{"a word for several causes", []string{"--set", "node.vendors.nvidia.health.heed={all}"}, "heed"},
 	{"a long wait", []string{"--set", "node.vendors.nvidia.health.recoverAfter=48h"}, "recoverAfter"},
 	{"mounts for Iluvatar", []string{"--set", "node.vendors.iluvatar.injection={volumeMounts}"}, "injection"},
+	{"auto for Iluvatar", []string{"--set", "node.vendors.iluvatar.injection={auto}"}, "injection"},
+	{"auto beside another way", []string{"--set", "node.vendors.nvidia.injection={auto,cdi}"}, "injection"},
 	{"two meanings of a variable", []string{"--set", "node.vendors.nvidia.injection={environment,volumeMounts}"}, "injection"},
 	{"mounts for all in a named configuration", []string{"--set", "node.configs.a.injection=volumeMounts"}, "injection"},
+	{"a MIG strategy that does not exist", []string{"--set", "node.vendors.nvidia.migStrategy=double"}, "migStrategy"},
+	{"MIG devices of Iluvatar", []string{"--set", "node.vendors.iluvatar.migStrategy=mixed"}, "migStrategy"},
+	{"a part of a GPU instance",
+		jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","mode":"exclusive","profile":"1c.2g.10gb"}]`), "profile"},
 	{"an unknown CDI hook", []string{"--set", "node.vendors.nvidia.cdiDisableHooks[0]=ldconfig"}, "cdiDisableHooks"},
 	{"CDI hooks of another vendor", []string{"--set", "node.vendors.enflame.cdiHookPath=/usr/bin/hook"},
 		"vendors.enflame.cdiHookPath: only the CDI specification of NVIDIA's devices"},

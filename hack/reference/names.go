@@ -25,6 +25,8 @@ var nameTable = []struct {
 			"request; [quarantine.md](../quarantine.md)"},
 		{"divvy.dev/device-request", "Node", "kubectl divvy device",
 			"a request to put devices into quarantine or to release them; divvy-node acts on it and removes it"},
+		{"divvy.dev/node-setup", "Node", "divvy-node", "how containers get NVIDIA's GPUs, why, and what an administrator should look at; " +
+			"[doctor.md](../doctor.md#node-setup)"},
 		{"divvy.dev/ending", "Node", "divvy-node", "the pods that are gone while their containers still run, and what they hold; only " +
 			"while there are some, [node.md](../node.md#pods-that-are-gone-before-their-containers)"},
 		{"divvy.dev/counts", "Node", "divvy-node", "the resources in the node's status that show a number of devices, such as " +

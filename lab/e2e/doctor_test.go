@@ -124,7 +124,8 @@ func TestDoctor(t *testing.T) {
 				t.Fatal("the doctor names no command")
 			}
 			for _, c := range commands {
-				if _, err := lab.CLI.Command(ctx, "", "bash", "-c", c); err != nil {
+				_, err := lab.CLI.Command(ctx, "", "bash", "-c", c)
+				if err != nil && !strings.Contains(err.Error(), "(NotFound)") { // replaced meanwhile
 					t.Fatalf("$ %s\n%v", c, err)
 				}
 			}

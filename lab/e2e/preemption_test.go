@@ -150,8 +150,8 @@ func TestFreedMemoryIsKept(t *testing.T) {
 	others(t, "whole", 4, 16)
 	others(t, "part", 3, 12)
 	pieces := others(t, "piece", 3, 4)
-	slow := one("slow", 8, "sh", "-c", "trap 'sleep 10; exit 0' TERM; while :; do sleep 0.2; done")
-	slow.Spec.TerminationGracePeriodSeconds = ptr.To[int64](30)
+	slow := one("slow", 8, "sh", "-c", "trap 'until [ -e /end ]; do sleep 0.2; done; exit 0' TERM; while :; do sleep 0.2; done")
+	slow.Spec.TerminationGracePeriodSeconds = ptr.To(int64(podTimeout.Seconds()))
 	start(t, slow)
 	card := cards(agree(t))["slow"]
 	create(t, of(highPriority, one("urgent", 12)))
@@ -172,6 +172,8 @@ func TestFreedMemoryIsKept(t *testing.T) {
 	} else if pod.Spec.NodeName == "" {
 		t.Fatal(testenv.Describe(pod))
 	}
+	_, err := lab.Pods.Exec(ctx, "slow", "app", "touch", "/end")
+	must(t, err)
 	running(t, "urgent")
 	if got := cards(agree(t))["urgent"]; got != card {
 		t.Errorf("the pod runs on card %d, want %d, which was freed for it", got, card)

@@ -154,7 +154,8 @@ func plain(m string) string {
 
 // scalarType reports whether a Go type of the file is a text.
 func scalarType(goType string) bool {
-	return slices.Contains([]string{"v1alpha1.Injection", "v1alpha1.Mode", "v1alpha1.Allocation", "v1alpha1.LabelPolicy"}, goType)
+	return slices.Contains([]string{"v1alpha1.Injection", "v1alpha1.Mode", "v1alpha1.Allocation", "v1alpha1.LabelPolicy",
+		"v1alpha1.MigStrategy"}, goType)
 }
 
 // UnmarshalYAML reads a Go duration.

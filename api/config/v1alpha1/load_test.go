@@ -59,6 +59,7 @@ resources:
   failRequestsGreaterThanOne: true
   allocation: packed
 labels: divvy
+gpuOperator: true
 vendors:
   nvidia:
     driverRoot: /run/nvidia/driver
@@ -90,7 +91,7 @@ vendors:
 			Replicas: 4, ReplicasFor: []ReplicaRule{{Devices: DeviceSelector{Indexes: []int{0}}, Replicas: 8}},
 			FailRequestsGreaterThanOne: true, Allocation: PackedAllocation,
 		}},
-		Labels: LabelDivvy,
+		Labels: LabelDivvy, GPUOperator: true,
 		Vendors: map[string]Vendor{"nvidia": {
 			DriverRoot: "/run/nvidia/driver", DevRoot: "/", Injection: []Injection{InjectVolumeMounts, InjectCDI},
 			DeviceIDs: "index", CDIKind: "nvidia.com/gpu",

@@ -2,7 +2,10 @@
 // daemon reads: its types, their defaults, strict decoding and validation.
 package v1alpha1
 
-import "time"
+import (
+	"maps"
+	"time"
+)
 
 // APIVersion and Kind head every configuration file of this package.
 const (
@@ -47,6 +50,10 @@ type NodeConfig struct {
 	Libraries map[string]string `yaml:"libraries"`
 	// Labels says which labels describe the node's devices.
 	Labels LabelPolicy `yaml:"labels"`
+	// GPUOperator says that NVIDIA's GPU operator manages the node: while the node's labels
+	// say that it replaces the driver or changes MIG devices, NVIDIA's library is not used
+	// and the devices are unhealthy.
+	GPUOperator bool `yaml:"gpuOperator"`
 	// Vendors holds what is particular to a vendor, by its name.
 	Vendors map[string]Vendor `yaml:"vendors"`
 	// Resources are what the node offers, one kubelet socket each.
@@ -61,10 +68,10 @@ type Vendor struct {
 	// NodeConfig.DriverRoot.
 	DriverRoot string `yaml:"driverRoot"`
 	// DevRoot is the folder on the host whose dev folder has the device nodes;
-	// empty for DriverRoot.
+	// empty for DriverRoot, or "/" if that has no dev folder.
 	DevRoot string `yaml:"devRoot"`
 	// Injection is how a container reaches the devices; empty for
-	// NodeConfig.Injection. Several ways may be combined.
+	// NodeConfig.Injection. Several ways may be combined, but for "auto".
 	Injection []Injection `yaml:"injection"`
 	// DeviceIDs is how environment variables name devices: "uuid" (the default)
 	// or "index".
@@ -73,6 +80,8 @@ type Vendor struct {
 	// When it is set, the specification of that kind is written by another program, such
 	// as the vendor's toolkit's, and this program writes none.
 	CDIKind string `yaml:"cdiKind"`
+	// MigStrategy is how MIG devices are offered; empty for MigNone. NVIDIA only.
+	MigStrategy MigStrategy `yaml:"migStrategy"`
 	// CDIHookPath is the program on the host that NVIDIA's CDI hooks run,
 	// nvidia-cdi-hook or nvidia-ctk; empty to look for it.
 	CDIHookPath string `yaml:"cdiHookPath"`
@@ -85,6 +94,21 @@ type Vendor struct {
 	// Health says what makes a device unhealthy and what brings it back.
 	Health Health `yaml:"health"`
 }
+
+// MigStrategy is how MIG devices, the partitions of NVIDIA's GPUs, are offered.
+type MigStrategy string
+
+// The strategies, as NVIDIA's device plugin has them.
+const (
+	// MigNone offers GPUs as a whole, also those in MIG mode.
+	MigNone MigStrategy = "none"
+	// MigSingle offers MIG devices in the place of GPUs. All GPUs are in MIG mode then
+	// and all MIG devices alike, or no GPU is in MIG mode.
+	MigSingle MigStrategy = "single"
+	// MigMixed offers the MIG devices of each profile as a resource of their own,
+	// "nvidia.com/mig-<profile>", and GPUs that are not in MIG mode as a whole.
+	MigMixed MigStrategy = "mixed"
+)
 
 // CDIHooks returns the hooks of NVIDIA's CDI specifications, by the names that
 // NVIDIA's toolkit gives them, and "all".
@@ -152,6 +176,10 @@ type Resource struct {
 	Mode Mode `yaml:"mode"`
 	// Devices chooses among the vendor's devices; nil for all.
 	Devices *DeviceSelector `yaml:"devices"`
+	// Profile is the profile of the MIG devices that it is made of, such as "1g.10gb",
+	// with "." or "+" before an attribute; empty for other devices. With MigMixed only.
+	// Profiles that no resource names get one each, of mode exclusive.
+	Profile string `yaml:"profile"`
 	// SplitBoards makes each chip of a board a device of its own; otherwise a
 	// board of several chips is one device. Memory is always a chip's own, so
 	// mode memory splits boards whatever this says.
@@ -173,14 +201,14 @@ type Resource struct {
 	// FailRequestsGreaterThanOne rejects containers that request more than one
 	// replica: more replicas are no more of a device. Mode timeSlicing only.
 	FailRequestsGreaterThanOne bool `yaml:"failRequestsGreaterThanOne"`
-	// Allocation is how replicas are chosen; DistributedAllocation when empty.
-	// Mode timeSlicing only.
+	// Allocation is how replicas are chosen, and MIG devices among several GPUs;
+	// DistributedAllocation when empty. Not for mode memory.
 	Allocation Allocation `yaml:"allocation"`
 }
 
 // DeviceSelector chooses devices. A device is chosen when it matches any entry
-// of Models, IDs or Indexes (or all three are empty) and Except does not choose
-// it.
+// of Models, IDs, Indexes or Partitions (or all four are empty) and Except does not
+// choose it. What chooses a GPU chooses its MIG devices too.
 type DeviceSelector struct {
 	// Models are product names as the vendor spells them, with "*" for any
 	// text.
@@ -189,6 +217,8 @@ type DeviceSelector struct {
 	IDs []string `yaml:"ids"`
 	// Indexes are the vendor's numbers of the devices.
 	Indexes []int `yaml:"indexes"`
+	// Partitions are MIG devices by the numbers of their GPU and on it: "0:1".
+	Partitions []string `yaml:"partitions"`
 	// Except takes devices out again.
 	Except *DeviceSelector `yaml:"except"`
 }
@@ -209,9 +239,11 @@ type Allocation string
 
 // The ways to choose replicas.
 const (
-	// DistributedAllocation takes the device that the fewest pods share.
+	// DistributedAllocation takes the device that the fewest pods share, and MIG
+	// devices of the GPU with the fewest in use.
 	DistributedAllocation Allocation = "distributed"
-	// PackedAllocation takes the device that the most pods share.
+	// PackedAllocation takes the device that the most pods share, and MIG devices of
+	// the GPU with the most in use.
 	PackedAllocation Allocation = "packed"
 )
 
@@ -232,6 +264,9 @@ const (
 	// InjectCDI names CDI devices in kubelet's own field, for runtimes that
 	// read /var/run/cdi.
 	InjectCDI Injection = "cdi"
+	// InjectAuto is the way that the node's container runtime calls for. It stands alone, for
+	// NVIDIA; the daemon replaces it before anything else reads the configuration.
+	InjectAuto Injection = "auto"
 	// InjectCDIAnnotations names CDI devices in annotations of the container,
 	// for older kubelets.
 	InjectCDIAnnotations Injection = "cdiAnnotations"
@@ -278,4 +313,17 @@ func Default() NodeConfig {
 			CountResource: "enflame.com/gcu-count",
 		}},
 	}
+}
+
+// WithInjection returns a copy of the configuration in which a vendor's devices reach containers
+// in these ways.
+func (c NodeConfig) WithInjection(vendor string, ways []Injection) NodeConfig {
+	v := c.Vendors[vendor]
+	v.Injection = ways
+	c.Vendors = maps.Clone(c.Vendors)
+	if c.Vendors == nil {
+		c.Vendors = map[string]Vendor{}
+	}
+	c.Vendors[vendor] = v
+	return c
 }

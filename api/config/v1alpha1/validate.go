@@ -28,6 +28,10 @@ var (
 	cdiPattern = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?$`)
 	// causePattern is what the causes of ill health are written with.
 	causePattern = regexp.MustCompile(`^[a-z0-9*-]+$`)
+	// profilePattern is the form of the profiles of MIG devices, and partitionPattern
+	// that of their numbers.
+	profilePattern   = regexp.MustCompile(`^([1-9][0-9]?c\.)?[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.-][a-z]+([.,][a-z]+)*)?$`)
+	partitionPattern = regexp.MustCompile(`^(0|[1-9][0-9]{0,3}):(0|[1-9][0-9]?)$`)
 )
 
 // maxDomain leaves room for the prefix "requests." that quotas put before a
@@ -48,6 +52,7 @@ func Validate(c NodeConfig, vendors []string) []string {
 	}
 	for i, r := range c.Resources {
 		k.resource(i, r)
+		k.profile(fmt.Sprintf("resources[%d].profile", i), r, c.Vendors[r.Vendor].MigStrategy)
 	}
 	k.memoryTwice(c.Resources)
 	k.sockets(c)
@@ -108,6 +113,8 @@ func (k *checker) node(c NodeConfig) {
 const (
 	// vendorOfVolumeMounts is the one whose container runtime reads mounts.
 	vendorOfVolumeMounts = "nvidia"
+	// vendorOfMIG is the one whose devices may be cut into MIG devices.
+	vendorOfMIG = "nvidia"
 	// vendorOfCDIHooks is the one whose CDI specifications have hooks.
 	vendorOfCDIHooks = "nvidia"
 )
@@ -126,7 +133,7 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 	seen := map[Injection]bool{}
 	for _, way := range v.Injection {
 		k.oneOf(at+".injection", string(way), string(InjectEnvironment), string(InjectDeviceNodes),
-			string(InjectVolumeMounts), string(InjectCDI), string(InjectCDIAnnotations))
+			string(InjectVolumeMounts), string(InjectCDI), string(InjectCDIAnnotations), string(InjectAuto))
 		if seen[way] {
 			k.wrong(at+".injection", "%q is there twice; once is enough", way)
 		}
@@ -135,6 +142,12 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 	if seen[InjectEnvironment] && seen[InjectVolumeMounts] {
 		k.wrong(at+".injection", "environment and volumeMounts both set the vendor's variable, one to the devices and one to a "+
 			"folder; keep one of them")
+	}
+	if seen[InjectAuto] && name != vendorOfVolumeMounts {
+		k.wrong(at+".injection", "auto is for NVIDIA's devices alone; use environment, deviceNodes or cdi")
+	}
+	if seen[InjectAuto] && len(v.Injection) > 1 {
+		k.wrong(at+".injection", "auto stands alone; remove it, or the others")
 	}
 	if seen[InjectVolumeMounts] && name != vendorOfVolumeMounts {
 		k.wrong(at+".injection", "volumeMounts is read by NVIDIA's container runtime alone; use environment, deviceNodes or cdi")
@@ -147,7 +160,7 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 		if !cdiPattern.MatchString(v.CDIKind) {
 			k.wrong(at+".cdiKind", "%q is not a kind of CDI devices; write vendor/class, such as nvidia.com/gpu", v.CDIKind)
 		}
-		cdi := seen[InjectCDI] || seen[InjectCDIAnnotations]
+		cdi := seen[InjectCDI] || seen[InjectCDIAnnotations] || seen[InjectAuto]
 		if len(v.Injection) == 0 {
 			cdi = c.Injection == InjectCDI || c.Injection == InjectCDIAnnotations
 		}
@@ -155,6 +168,12 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 			k.wrong(at+".cdiKind", "%q is never used, as containers are given no CDI names; add cdi or cdiAnnotations to %s.injection, "+
 				"or leave the key out",
 				v.CDIKind, at)
+		}
+	}
+	if v.MigStrategy != "" {
+		k.oneOf(at+".migStrategy", string(v.MigStrategy), string(MigNone), string(MigSingle), string(MigMixed))
+		if name != vendorOfMIG {
+			k.wrong(at+".migStrategy", "%s devices have no MIG devices; leave the key out", name)
 		}
 	}
 	k.causes(at+".health.ignore", v.Health.Ignore, "all", "default")
@@ -223,7 +242,13 @@ func (k *checker) resource(i int, r Resource) {
 	only(ModeTimeSlicing, "replicas", r.Replicas != 0)
 	only(ModeTimeSlicing, "replicasFor", len(r.ReplicasFor) > 0)
 	only(ModeTimeSlicing, "failRequestsGreaterThanOne", r.FailRequestsGreaterThanOne)
-	only(ModeTimeSlicing, "allocation", r.Allocation != "")
+	if r.Allocation != "" {
+		k.oneOf(at+"allocation", string(r.Allocation), string(DistributedAllocation), string(PackedAllocation))
+		if r.Mode == ModeMemory {
+			k.wrong(at+"allocation", "the key belongs to modes %s and %s, and the mode is %s; leave it out or change the mode",
+				ModeTimeSlicing, ModeExclusive, r.Mode)
+		}
+	}
 
 	if r.CountResource != "" {
 		k.name(at+"countResource", i, r.CountResource)
@@ -235,9 +260,6 @@ func (k *checker) resource(i int, r Resource) {
 		}
 	case ModeTimeSlicing:
 		k.replicas(at+"replicas", r.Replicas)
-		if r.Allocation != "" {
-			k.oneOf(at+"allocation", string(r.Allocation), string(DistributedAllocation), string(PackedAllocation))
-		}
 		for j, rule := range r.ReplicasFor {
 			at := fmt.Sprintf("%sreplicasFor[%d].", at, j)
 			if rule.Devices.isZero() {
@@ -247,6 +269,25 @@ func (k *checker) resource(i int, r Resource) {
 			k.replicas(at+"replicas", rule.Replicas)
 		}
 	case ModeExclusive:
+	}
+}
+
+// profile checks the profile of a resource of MIG devices.
+func (k *checker) profile(field string, r Resource, strategy MigStrategy) {
+	switch {
+	case r.Profile == "":
+	case r.Vendor != vendorOfMIG:
+		k.wrong(field, "%s devices have no profiles; leave the key out", r.Vendor)
+	case !profilePattern.MatchString(r.Profile):
+		k.wrong(field, "%q is not the profile of a MIG device; write one such as 1g.10gb or 1g.10gb+me, as nvidia-smi mig -lgip lists them",
+			r.Profile)
+	case strings.Contains(r.Profile, "c."):
+		k.wrong(field, "%q is a part of a GPU instance, and only MIG devices that have all of theirs are offered; write %s", r.Profile,
+			r.Profile[strings.Index(r.Profile, "c.")+2:])
+	case strategy != MigMixed:
+		k.wrong(field, "the key belongs to vendors.%s.migStrategy %s; set that or leave the profile out", r.Vendor, MigMixed)
+	case r.Mode == ModeMemory:
+		k.wrong(field, "MIG devices are not shared by units of memory; use mode %s or %s", ModeExclusive, ModeTimeSlicing)
 	}
 }
 
@@ -289,6 +330,11 @@ func (k *checker) selector(field string, s DeviceSelector, inner bool) {
 			k.wrong(field+".indexes", "%d is negative; devices are counted from 0", n)
 		}
 	}
+	for _, p := range s.Partitions {
+		if !partitionPattern.MatchString(p) {
+			k.wrong(field+".partitions", "%q is no MIG device; write the number of its GPU and its own, such as 0:1", p)
+		}
+	}
 	if s.Except == nil {
 		return
 	}
@@ -303,7 +349,7 @@ func (k *checker) selector(field string, s DeviceSelector, inner bool) {
 }
 
 func (s DeviceSelector) isZero() bool {
-	return len(s.Models) == 0 && len(s.IDs) == 0 && len(s.Indexes) == 0 && s.Except == nil
+	return len(s.Models) == 0 && len(s.IDs) == 0 && len(s.Indexes) == 0 && len(s.Partitions) == 0 && s.Except == nil
 }
 
 const (
@@ -369,6 +415,9 @@ func disjoint(a, b *DeviceSelector) bool {
 	if a.Except != nil && takesOut(*a.Except, *b) || b.Except != nil && takesOut(*b.Except, *a) {
 		return true
 	}
+	if len(a.Partitions)+len(b.Partitions) > 0 {
+		return false
+	}
 	kinds := func(s *DeviceSelector) [3]bool {
 		return [3]bool{len(s.Models) > 0, len(s.IDs) > 0, len(s.Indexes) > 0}
 	}
@@ -385,7 +434,7 @@ func disjoint(a, b *DeviceSelector) bool {
 
 // takesOut reports whether an exception names all that s chooses.
 func takesOut(except, s DeviceSelector) bool {
-	if len(s.Models)+len(s.IDs)+len(s.Indexes) == 0 {
+	if len(s.Models)+len(s.IDs)+len(s.Indexes) == 0 || len(s.Partitions) > 0 {
 		return false
 	}
 	return containsAll(except.Models, s.Models) && containsAll(except.IDs, s.IDs) && containsAll(except.Indexes, s.Indexes)

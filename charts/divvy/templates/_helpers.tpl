@@ -209,7 +209,9 @@ of a node. A node that lost them gets no pods, even while its inventory is still
 there. */}}
 {{- define "divvy.extender.nodeLabel" -}}
 {{- $s := include "divvy.node.selector" . | fromJson -}}
-{{- if not $s -}}
+{{- if and .Values.node.gpuOperator.enabled .Values.node.gpuOperator.clientLabel -}}
+nvidia.com/gpu.deploy.client=true
+{{- else if not $s -}}
 {{- include "divvy.node.anyLabel" . | fromJsonArray | join "," -}}
 {{- else if hasKey $s "enflame.com/gcushare" -}}
 enflame.com/gcushare={{ get $s "enflame.com/gcushare" }}
@@ -313,7 +315,7 @@ under two names. */ -}}
 {{- fail (printf "%s: vendors.%s.%s: only the CDI specification of NVIDIA's devices has hooks and features; remove the key" $at $vendor $key) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $settings.cdiKind (not (or (has "cdi" $ways) (has "cdiAnnotations" $ways))) -}}
+{{- if and $settings.cdiKind (not (or (has "cdi" $ways) (has "cdiAnnotations" $ways) (has "auto" $ways))) -}}
 {{- fail (printf "%s: vendors.%s.cdiKind is never used, because containers are not given CDI names; add cdi or cdiAnnotations to vendors.%s.injection" $at $vendor $vendor) -}}
 {{- end -}}
 {{- end -}}
@@ -352,6 +354,9 @@ grantKeyFile: /etc/divvy/grant/key
 injection: {{ $node.injection }}
 healthInterval: {{ $node.healthInterval }}
 labels: {{ $node.labels }}
+{{- if $node.gpuOperator.enabled }}
+gpuOperator: true
+{{- end }}
 {{- with $node.libraries }}
 libraries:
   {{- toYaml . | nindent 2 }}
@@ -466,5 +471,5 @@ internal/core/wire, internal/node/agent and internal/node/nodelabels write them.
 {{- $keys | toJson -}}
 {{- end }}
 {{- define "divvy.annotations.nodes" -}}
-{{- list "divvy.dev/inventory" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
+{{- list "divvy.dev/inventory" "divvy.dev/node-setup" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
 {{- end }}

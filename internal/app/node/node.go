@@ -15,6 +15,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/node/supervisor"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
@@ -102,14 +103,16 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	var setup runtimesetup.Resolver
 	source, err := nodeconfig.NewSource(nodeconfig.SourceOptions{
 		Places: o.Places, Overrides: o.Overrides, Vendors: vendors.Names(), Node: o.NodeName, Client: clients.Kubernetes,
+		Resolve: setup.Resolve,
 	})
 	if err != nil {
 		return err
 	}
 	defer source.Close() //nolint:errcheck // the watches end with the program
-	return supervisor.Run(ctx, source, o.NodeName, o.identity(), clients, supervisor.Log{Output: output, Level: &level})
+	return supervisor.Run(ctx, source, o.NodeName, o.identity(), clients, supervisor.Log{Output: output, Level: &level}, setup.Report)
 }
 
 // identity is who this process is in a handover.

@@ -46,8 +46,9 @@ func waitCommand() *cobra.Command {
 		Short: "Wait until a vendor's driver responds and lists a device",
 		Long: "Wait until the vendor's library responds and lists a device, as an init container of divvy-node or of any\n" +
 			"pod that needs the driver. The command prints what it waits for, each time that changes.\n\n" +
-			"With --validations, it first waits for the file driver-ready of NVIDIA's GPU operator in that folder, and\n" +
-			"with --toolkit for toolkit-ready as well. With --toolkit alone, it checks its own container, which must be started\n" +
+			"With --validations, it waits for the file driver-ready of NVIDIA's GPU operator in that folder instead, and with\n" +
+			"--toolkit for toolkit-ready as well. It does not load the library, since the operator may need the driver.\n" +
+			"With --toolkit alone, it checks its own container, which must be started\n" +
 			"by the NVIDIA container runtime: the library and /dev/nvidiactl must exist, and the library must list a device.\n\n" +
 			"Exit codes: 0 a device was found, 1 this process cannot find out but a new one may, 2 invalid arguments, 3 timeout.",
 		Args: noArgs,
@@ -139,6 +140,10 @@ func (w *waiting) attempt(ctx context.Context) (found string, err error) {
 		if _, err := os.Stat(name); err != nil {
 			return "", fmt.Errorf("%s is not there yet%s", name, w.noOperator())
 		}
+	}
+	if w.validations != "" {
+		// The operator may be changing the driver, and only the daemon learns of it.
+		return "ready: " + strings.Join(w.files(), ", "), nil
 	}
 	// A new backend each time: what an earlier one has learnt of a driver that
 	// was not complete is not to be relied on.

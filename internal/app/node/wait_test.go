@@ -83,13 +83,9 @@ func TestWaitEndsWhereOnlyAnotherProcessCanGoOn(t *testing.T) {
 
 func TestWaitForWhatTheGPUOperatorSays(t *testing.T) {
 	dir := t.TempDir()
-	opened := 0
-	w := waiting{vendor: "nvidia", toolkit: true, validations: dir, every: time.Millisecond, open: func(inContainer bool) (backend.Backend,
-		error) {
-		opened++
-		if inContainer {
-			t.Error("the container is looked at, and not the host")
-		}
+	opened := false
+	w := waiting{vendor: "nvidia", toolkit: true, validations: dir, every: time.Millisecond, open: func(bool) (backend.Backend, error) {
+		opened = true
 		return &lateBackend{found: twoCards}, nil
 	}}
 	for _, name := range []string{"driver-ready", "toolkit-ready"} {
@@ -106,9 +102,6 @@ func TestWaitForWhatTheGPUOperatorSays(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if opened > 0 {
-		t.Error("the driver was asked before it was said to be ready")
-	}
 	if _, err := w.attempt(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -118,6 +111,9 @@ func TestWaitForWhatTheGPUOperatorSays(t *testing.T) {
 	}
 	if _, err := w.attempt(t.Context()); err != nil {
 		t.Errorf("without --toolkit: %v", err)
+	}
+	if opened {
+		t.Error("the library was loaded, while the operator may need the driver")
 	}
 }
 

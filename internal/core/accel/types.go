@@ -60,7 +60,8 @@ const NoNUMA = -1
 
 // Device is one schedulable accelerator as its vendor's library describes it.
 type Device struct {
-	// Index is the vendor's 0-based number of the device on its node.
+	// Index is the vendor's 0-based number of the device on its node; of a partition,
+	// see PartitionIndex.
 	Index int
 	// ID is the vendor's uuid.
 	ID DeviceID
@@ -77,6 +78,15 @@ type Device struct {
 	Chip int
 	// PCI is the PCI address, domain:bus:device.function, "" when unknown.
 	PCI string
+	// Parent is the device that this one is a partition of, "" for a whole device.
+	// Index, NUMANode and PCI of a partition follow from its parent's.
+	Parent DeviceID
+	// Profile is the size of a partition as the vendor spells it, such as "1g.10gb";
+	// "" for a whole device.
+	Profile string
+	// Partitioned is true for a whole device in the mode in which it is cut into
+	// partitions, of which there may be none.
+	Partitioned bool
 	// Health says whether new pods may be placed on the device.
 	Health Health
 }
@@ -127,6 +137,8 @@ const (
 	// CauseUnreachable is that of a device about which a call of the library fails
 	// or does not return in time.
 	CauseUnreachable = "unreachable"
+	// CauseNotOffered is that of a device that works and is not offered as it is set up.
+	CauseNotOffered = "not-offered"
 	// CauseAdministrator is that of a device that was put into quarantine by hand.
 	CauseAdministrator = "administrator"
 )

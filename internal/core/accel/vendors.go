@@ -17,6 +17,9 @@ type Vendor struct {
 	Labels, ChoosingLabels string
 	// Devices is the resource of whole devices. Its domain is the vendor's.
 	Devices Resource
+	// Partitions begins the names of the resources of partitions, which end in the
+	// name of their profile; "" for a vendor without.
+	Partitions Resource
 	// Memory is the resource of units of memory. MemoryText and DeviceText name
 	// the memory and a device in rejections, which users and scripts look for:
 	// "insufficient GCU Memory in one gcu device".
@@ -51,11 +54,13 @@ var Vendors = []Vendor{
 	},
 	{
 		Name: "nvidia", Brand: "NVIDIA",
-		NodeLabel: "nvidia.com/gpu.present", Labels: `nvidia\.com/(gpu|cuda|gfd|mig)\..+`,
+		NodeLabel: "nvidia.com/gpu.present", Labels: `nvidia\.com/((gpu|cuda|gfd|mig)\.|mig-).+`,
 		ChoosingLabels: `nvidia\.com/(gpu\.deploy\..+|gpu\.workload\.config|mig\.config.*)`,
 		Devices:        "nvidia.com/gpu",
+		Partitions:     "nvidia.com/mig-",
 		Memory:         "nvidia.com/gpu-memory", MemoryText: "GPU Memory", DeviceText: "nvidia device",
-		Plugins:    []string{"nvidia-device-plugin", "gpushare-device-plugin"},
+		Plugins: []string{"nvidia-device-plugin", "nvidia-gpu-device-plugin", "hami-device-plugin", "volcano-device-plugin",
+			"volcano-vgpu-device-plugin", "gpushare-device-plugin"},
 		Schedulers: []string{"gpushare-schd-extender"},
 	},
 }
@@ -93,6 +98,21 @@ func vendorWhere(is func(*Vendor) bool) *Vendor {
 func (v *Vendor) Owns(name string) bool {
 	domain, _, _ := strings.Cut(string(v.Devices), "/")
 	return strings.HasPrefix(name, domain+"/")
+}
+
+// PartitionResource is the resource of the vendor's partitions of a profile.
+func (v *Vendor) PartitionResource(profile string) Resource {
+	return v.Partitions + Resource(ProfileName(profile))
+}
+
+// ProfileOf returns the name of the profile whose partitions the resource is made of
+// (ProfileName), false for another resource.
+func (v *Vendor) ProfileOf(r Resource) (string, bool) {
+	name, ok := strings.CutPrefix(string(r), string(v.Partitions))
+	if !ok || name == "" || v.Partitions == "" {
+		return "", false
+	}
+	return name, true
 }
 
 // Or joins words as a sentence does: "a, b or c".

@@ -89,6 +89,8 @@ const (
 type SlotDevice struct {
 	ID    accel.DeviceID
 	Index int
+	// Parent is the device that this one is a partition of, "" for a whole device.
+	Parent accel.DeviceID
 	// Replicas is how many slots the device has, 0 for one that is given out as
 	// a whole.
 	Replicas int
@@ -134,7 +136,9 @@ var ErrTooFewSlots = errors.New("not enough devices may be given out")
 // devices' Index and then replica. The order of the question's lists does not
 // matter.
 //
-// Slots of devices to be avoided are taken last of all. Beyond that, of whole
+// Slots of devices to be avoided are taken last of all. Of partitions that are equally
+// good, those are taken first whose parent has the fewest slots held (with Packed the
+// most). Beyond that, of whole
 // devices it takes the ones that are connected best (place.Connected). Of time
 // slices it takes as many different devices as there are, first those of which
 // the fewest slots are held (with Packed the most), among equals those that are
@@ -267,12 +271,32 @@ func (c *chooser) compare(a, b int) int {
 	if c.q.Policy == Packed {
 		load = -load
 	}
-	return cmp.Or(cmp.Compare(len(c.picked[a]), len(c.picked[b])), load)
+	return cmp.Or(cmp.Compare(len(c.picked[a]), len(c.picked[b])), load, c.compareParents(a, b))
+}
+
+// compareParents compares the devices that two partitions are cut from, by how many
+// slots of all their partitions are taken.
+func (c *chooser) compareParents(a, b int) int {
+	if c.devices[a].Parent == "" || c.devices[b].Parent == "" {
+		return 0
+	}
+	taken := map[accel.DeviceID]int{}
+	for i, d := range c.devices {
+		taken[d.Parent] += c.held[i] + len(c.picked[i])
+	}
+	load := cmp.Compare(taken[c.devices[a].Parent], taken[c.devices[b].Parent])
+	if c.q.Policy == Packed {
+		load = -load
+	}
+	return load
 }
 
 // take takes a slot of each device in the tier or, when they are more than
 // needed, of those that are connected best.
 func (c *chooser) take(tier []int) error {
+	if c.devices[tier[0]].Parent != "" {
+		tier = tier[:1] // each one changes which parent is the best for the next
+	}
 	if len(tier) > c.need {
 		if len(c.picked[tier[0]]) > 0 {
 			// All of them serve the container already.

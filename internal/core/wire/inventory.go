@@ -46,13 +46,16 @@ type deviceV1 struct {
 	MemoryBytes int64          `json:"memoryBytes,omitempty"`
 	Model       string         `json:"model,omitempty"`
 	// NUMA is absent when it is not known.
-	NUMA      *int   `json:"numa,omitempty"`
-	Board     string `json:"board,omitempty"`
-	Chip      int    `json:"chip,omitempty"`
-	Chips     int    `json:"chips,omitempty"`
-	PCI       string `json:"pci,omitempty"`
-	Unhealthy bool   `json:"unhealthy,omitempty"`
-	Reason    string `json:"reason,omitempty"`
+	NUMA  *int   `json:"numa,omitempty"`
+	Board string `json:"board,omitempty"`
+	Chip  int    `json:"chip,omitempty"`
+	Chips int    `json:"chips,omitempty"`
+	PCI   string `json:"pci,omitempty"`
+	// Parent and Profile are those of a partition.
+	Parent    accel.DeviceID `json:"parent,omitempty"`
+	Profile   string         `json:"profile,omitempty"`
+	Unhealthy bool           `json:"unhealthy,omitempty"`
+	Reason    string         `json:"reason,omitempty"`
 	// Quarantined is absent for a device that is not in quarantine.
 	Quarantined time.Time `json:"quarantined,omitzero"`
 }
@@ -69,7 +72,7 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 			d := deviceV1{
 				Index: s.Index, ID: s.ID, Units: s.Units, MemoryBytes: s.MemoryBytes, Model: s.Model,
 				Board: s.Board, Chip: s.Chip, Chips: s.Chips, PCI: s.PCI, Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason,
-				Quarantined: seconds(s.Health.Quarantined),
+				Quarantined: seconds(s.Health.Quarantined), Parent: s.Parent, Profile: s.Profile,
 			}
 			if s.NUMANode >= 0 {
 				d.NUMA = &s.NUMANode
@@ -140,7 +143,8 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 		for _, d := range r.Devices {
 			s := accel.Share{Units: d.Units, Chips: d.Chips, Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,
-				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason,
+				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Parent: d.Parent, Profile: d.Profile,
+				Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason,
 					Quarantined: seconds(d.Quarantined)},
 			}}
 			if d.NUMA != nil && *d.NUMA >= 0 {
@@ -216,7 +220,7 @@ func (r *resourceV1) mistakes() []error {
 		if d.Chip < 0 || d.Chips < 0 {
 			errs = append(errs, fmt.Errorf("device %q is chip %d, made of %d chips, below 0", d.ID, d.Chip, d.Chips))
 		}
-		for _, s := range []string{string(d.ID), d.Model, d.Board, d.PCI, d.Reason} {
+		for _, s := range []string{string(d.ID), d.Model, d.Board, d.PCI, d.Reason, string(d.Parent), d.Profile} {
 			if !utf8.ValidString(s) {
 				errs = append(errs, fmt.Errorf("device %q: %q is not valid UTF-8", d.ID, s))
 			}

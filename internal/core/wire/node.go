@@ -18,7 +18,7 @@ const (
 // kubectl divvy included.
 func NodeAnnotations() []string {
 	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation, QuarantineAnnotation,
-		DeviceRequestAnnotation}
+		SetupAnnotation, DeviceRequestAnnotation}
 }
 
 // OwnedLabels reads LabelsAnnotation. Keys in the domains of Kubernetes are left

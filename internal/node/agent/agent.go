@@ -39,6 +39,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/podresources"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
@@ -73,6 +74,15 @@ type Options struct {
 	// Quarantine has the devices that take no pods until they are released; nil for
 	// one that ends with the agent.
 	Quarantine *quarantine.List
+	// Discovered is called with the outcome of each discovery that changed something,
+	// from a goroutine for each vendor; nil for no call.
+	Discovered func(vendor string, found backend.Found, err error)
+	// Pauses keep the library of a vendor out of the process while they are set, by
+	// vendor; the backends have the same.
+	Pauses map[string]*backend.Pause
+	// Setup returns what was found of the node's container runtime; it may be nil, and return
+	// nil.
+	Setup func() *runtimesetup.Report
 	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
 	// else is required.
 	Handoff Handoff
@@ -292,7 +302,8 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
 	health := a.o.Config.Vendors[vendor].Health
-	recovery := backend.Recovery{After: time.Duration(config.DefaultRecoverAfter), Never: health.NeverRecover, Quarantine: a.o.Quarantine}
+	recovery := backend.Recovery{After: time.Duration(config.DefaultRecoverAfter), Never: health.NeverRecover, Quarantine: a.o.Quarantine,
+		Pause: a.o.Pauses[vendor]}
 	if health.RecoverAfter != nil {
 		recovery.After = time.Duration(*health.RecoverAfter)
 	}
@@ -303,12 +314,21 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			log.Info("Found devices", "devices", len(found.Devices), "faults", len(found.Faults), "driver", found.Driver)
 		}
 		for _, f := range found.Faults {
-			log.Error(f.Err, "A device cannot be used", "index", f.Index)
+			log.Error(f.Err, "A device cannot be used", "index", accel.IndexText(f.Index))
+			if f.Cause == accel.CauseNotOffered {
+				a.events.Once(events.OnNode(a.o.Node), events.DeviceNotOffered, string(f.ID),
+					fmt.Sprintf("%s device %s (%s) is not offered: %v",
+						vendor, accel.IndexText(f.Index), f.ID, f.Err))
+			}
 		}
 		for _, f := range found.Unasked {
-			log.Error(f.Err, "A device does not respond; using its last state for now", "index", f.Index, "for", backend.Patience)
+			log.Error(f.Err, "A device does not respond; using its last state for now", "index", accel.IndexText(f.Index), "for",
+				backend.Patience)
 		}
 		a.discoveries.note(vendor, found, err)
+		if a.o.Discovered != nil {
+			a.o.Discovered(vendor, found, err)
+		}
 		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))
 		if err == nil && len(found.Devices) > 0 {
 			a.cdi.await(ctx, vendor)

@@ -81,7 +81,7 @@ func (a *Agent) configured(ctx context.Context, r *offering, c *config.Resource)
 		return fmt.Errorf("resource %s: there is no backend for vendor %q", c.Name, c.Vendor)
 	}
 	r.vendor, r.count, r.configured = c.Vendor, c.CountResource, true
-	made := alloc.Config{Chooses: selectorOf(c.Devices).matches}
+	made := alloc.Config{Chooses: chooserOf(c, a.o.Config.Vendors[c.Vendor].MigStrategy)}
 	switch c.Mode {
 	case config.ModeMemory:
 		unit, err := sharing.ParseMemoryUnit(c.MemoryUnit)

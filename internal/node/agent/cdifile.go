@@ -178,7 +178,7 @@ func cdiFile(kind string) string { return CDIPrefix + strings.ReplaceAll(kind, "
 func OwnCDISpec(name string, content []byte) bool {
 	name = strings.TrimSuffix(name, atomicfile.Suffix)
 	spec, err := cdi.ParseSpec(content)
-	return err == nil && strings.TrimSuffix(name, filepath.Ext(name)) == cdiFile(spec.Kind)
+	return err == nil && spec != nil && strings.TrimSuffix(name, filepath.Ext(name)) == cdiFile(spec.Kind)
 }
 
 // cdiDevice describes a device by its device nodes alone.

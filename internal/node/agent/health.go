@@ -53,24 +53,28 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 			if !before {
 				h.metrics.transitions.WithLabelValues(vendor, becameUnhealthy).Inc()
 			}
-			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", d.Index, "reason", d.Health.Reason,
-				"cause", d.Health.Cause)
-			what := fmt.Sprintf("%s device %d (%s)", vendor, d.Index, d.ID)
+			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", accel.IndexText(d.Index), "reason",
+				d.Health.Reason, "cause", d.Health.Cause)
+			what := fmt.Sprintf("%s device %s (%s)", vendor, accel.IndexText(d.Index), d.ID)
 			if d.Health.Quarantined.IsZero() {
 				h.node(events.DeviceUnhealthy, fmt.Sprintf("%s is unhealthy; no new pods are placed on it: %s", what, d.Health.Reason))
 			} else {
+				release := fmt.Sprintf("device release %s %s", h.name, d.ID)
+				if d.Parent != "" { // which may be what is in quarantine
+					release = fmt.Sprintf("device release %s, and its own uuid or that of its device %s", h.name, d.Parent)
+				}
 				h.node(events.DeviceQuarantined, fmt.Sprintf("%s is in quarantine since %s: %s; no new pods are placed on it until it is "+
-					"released with: kubectl divvy device release %s %s",
-					what, d.Health.Quarantined.Format(time.RFC3339), d.Health.Reason, h.name, d.ID))
+					"released with: kubectl divvy %s",
+					what, d.Health.Quarantined.Format(time.RFC3339), d.Health.Reason, release))
 			}
 			for _, pod := range h.holders(parts, d.ID) {
 				h.pod(pod, events.DeviceUnhealthy, fmt.Sprintf("%s, which the pod holds, is unhealthy: %s", what, d.Health.Reason))
 			}
 		case before:
 			h.metrics.transitions.WithLabelValues(vendor, becameHealthy).Inc()
-			log.Info("Device is healthy again", "device", d.ID, "index", d.Index)
-			h.node(events.DeviceRecovered, fmt.Sprintf("%s device %d (%s) is healthy again; new pods can be placed on it", vendor, d.Index,
-				d.ID))
+			log.Info("Device is healthy again", "device", d.ID, "index", accel.IndexText(d.Index))
+			h.node(events.DeviceRecovered, fmt.Sprintf("%s device %s (%s) is healthy again; new pods can be placed on it", vendor,
+				accel.IndexText(d.Index), d.ID))
 		}
 	}
 	h.metrics.ill(vendor, h.unhealthy[vendor], now, devices)

@@ -45,8 +45,17 @@ func sharingOf(resources []config.Resource, vendor string) backend.Sharing {
 	s := backend.Sharing{Replicas: 1}
 	v := accel.VendorNamed(vendor)
 	for _, r := range resources {
-		if r.Vendor == vendor && r.Mode == config.ModeTimeSlicing {
+		switch {
+		case r.Vendor != vendor || r.Mode != config.ModeTimeSlicing:
+		case r.Profile == "":
 			s.Replicas, s.Renamed = max(r.Replicas, 1), v == nil || r.Name != string(v.Devices)
+		default:
+			if s.Profiles == nil {
+				s.Profiles = map[string]backend.Sharing{}
+			}
+			s.Profiles[accel.ProfileName(r.Profile)] = backend.Sharing{
+				Replicas: max(r.Replicas, 1), Renamed: v == nil || accel.Resource(r.Name) != v.PartitionResource(r.Profile),
+			}
 		}
 	}
 	return s

@@ -88,7 +88,7 @@ func (a *Agent) turn(ctx context.Context) error {
 	// Devices can be given to pods without these, so readiness leaves them out: a
 	// policy of the cluster may reject them for good, and a full disk for long.
 	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx),
-		a.quarantine.publish(ctx, a.publisher))
+		a.quarantine.publish(ctx, a.publisher), publishSetup(ctx, a.publisher, a.o.Setup))
 	a.progress.note(published, asked, removed)
 	return errors.Join(published, asked, described)
 }

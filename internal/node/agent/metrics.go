@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -107,7 +106,7 @@ func (m *metrics) observe(in accel.Inventory, held map[accel.DeviceID]int) {
 		g.DeletePartialMatch(prometheus.Labels{"resource": string(in.Resource)})
 	}
 	for _, s := range in.Shares {
-		labels := []string{string(in.Resource), string(s.ID), strconv.Itoa(s.Index)}
+		labels := []string{string(in.Resource), string(s.ID), accel.IndexText(s.Index)}
 		m.units.WithLabelValues(labels...).Set(float64(s.Units))
 		m.unitsHeld.WithLabelValues(labels...).Set(float64(held[s.ID]))
 		m.healthy.WithLabelValues(labels...).Set(defs.Bool(!s.Health.Unhealthy))
@@ -118,7 +117,7 @@ func (m *metrics) observe(in accel.Inventory, held map[accel.DeviceID]int) {
 func (m *metrics) quarantine(devices []accel.Quarantine, unsaved error) {
 	m.quarantined.Reset()
 	for _, q := range devices {
-		m.quarantined.WithLabelValues(q.Vendor, string(q.Device), strconv.Itoa(q.Index), cmp.Or(q.Cause, "unknown")).Set(1)
+		m.quarantined.WithLabelValues(q.Vendor, string(q.Device), accel.IndexText(q.Index), cmp.Or(q.Cause, "unknown")).Set(1)
 	}
 	m.quarantineUnsaved.WithLabelValues().Set(defs.Bool(unsaved != nil))
 }
@@ -132,6 +131,6 @@ func (m *metrics) ill(vendor string, was, is map[accel.DeviceID]accel.Health, in
 		}
 	}
 	for id, now := range is {
-		m.unhealthy.WithLabelValues(vendor, string(id), strconv.Itoa(index[id].Index), cmp.Or(now.Cause, "unknown")).Set(1)
+		m.unhealthy.WithLabelValues(vendor, string(id), accel.IndexText(index[id].Index), cmp.Or(now.Cause, "unknown")).Set(1)
 	}
 }

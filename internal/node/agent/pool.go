@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,9 +83,9 @@ func (p *pool) load(ctx context.Context) {
 
 // update takes the outcome of a discovery.
 func (p *pool) update(ctx context.Context, found backend.Found, err error) {
-	d := alloc.Discovery{Devices: found.Devices, Links: found.Links, Err: err, Unreachable: p.unreachable(found)}
+	d := alloc.Discovery{Devices: found.Devices, Links: found.Links, Err: cmp.Or(err, found.Problem), Unreachable: p.unreachable(found)}
 	for _, f := range found.Faults {
-		d.Faults = append(d.Faults, alloc.Fault{ID: f.ID, Err: f.Err})
+		d.Faults = append(d.Faults, alloc.Fault{ID: f.ID, Err: f.Err, NotOffered: f.Cause == accel.CauseNotOffered})
 	}
 	e, done := p.records.owner.use()
 	e.Discover(p.ID, d)

@@ -126,9 +126,9 @@ func (q *quarantineDesk) carryOut(ctx context.Context, r wire.DeviceRequest, kno
 		}
 		d, _ := list.Of(id)
 		list.Release(id)
-		q.event(events.DeviceReleased, fmt.Sprintf("%s device %d (%s) was released from quarantine, which began at %s (%s); new pods are "+
+		q.event(events.DeviceReleased, fmt.Sprintf("%s device %s (%s) was released from quarantine, which began at %s (%s); new pods are "+
 			"placed on it once it is healthy",
-			d.Vendor, d.Index, id, d.Since.Format(time.RFC3339), d.Reason))
+			d.Vendor, accel.IndexText(d.Index), id, d.Since.Format(time.RFC3339), d.Reason))
 	}
 	answer := wire.RequestAnswer{ID: r.ID}
 	if err := list.Sync(); err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
-// selector chooses cards: those that match any entry of Models, IDs or Indexes
-// (or all, when the three are empty) and that Except does not choose. A nil
-// selector chooses all.
+// selector chooses cards: those that match any entry of Models, IDs, Indexes or
+// Partitions (or all, when the four are empty) and that Except does not choose. What
+// chooses a device chooses its partitions. A nil selector chooses all.
 type selector struct {
 	// Models are whole product names, with "*" for any text.
 	Models []string
@@ -19,6 +19,8 @@ type selector struct {
 	IDs []accel.DeviceID
 	// Indexes are the vendor's numbers.
 	Indexes []int
+	// Partitions are accel.PartitionIndex of partitions.
+	Partitions []int
 	// Except takes cards out again, nil for none.
 	Except *selector
 }
@@ -32,11 +34,14 @@ func (s *selector) matches(c sharing.Card) bool {
 }
 
 func (s *selector) names(c sharing.Card) bool {
-	if len(s.Models)+len(s.IDs)+len(s.Indexes) == 0 {
+	if len(s.Models)+len(s.IDs)+len(s.Indexes)+len(s.Partitions) == 0 {
 		return true
 	}
-	return slices.Contains(s.Indexes, c.Index) ||
-		slices.ContainsFunc(s.IDs, func(id accel.DeviceID) bool { return id == c.ID || slices.Contains(c.Chips, id) }) ||
+	device, _, _ := accel.SplitIndex(c.Index)
+	return slices.Contains(s.Indexes, device) || slices.Contains(s.Partitions, c.Index) ||
+		slices.ContainsFunc(s.IDs, func(id accel.DeviceID) bool {
+			return id == c.ID || slices.Contains(c.Chips, id) || id == c.Parent && c.Parent != ""
+		}) ||
 		slices.ContainsFunc(s.Models, func(pattern string) bool { return config.MatchModel(pattern, c.Model) })
 }
 
@@ -48,7 +53,36 @@ func selectorOf(d *config.DeviceSelector) *selector {
 	for _, id := range d.IDs {
 		out.IDs = append(out.IDs, accel.DeviceID(id))
 	}
+	for _, text := range d.Partitions {
+		if index, ok := accel.ParsePartition(text); ok { // as validation has checked
+			out.Partitions = append(out.Partitions, index)
+		}
+	}
 	return out
+}
+
+// chooserOf returns which cards a resource is made of, by its selector and by what it
+// offers of devices that may be cut into partitions.
+func chooserOf(c *config.Resource, strategy config.MigStrategy) func(sharing.Card) bool {
+	chosen := selectorOf(c.Devices)
+	return func(card sharing.Card) bool { return offers(c, strategy, card.Device) && chosen.matches(card) }
+}
+
+// offers reports whether a resource may be made of the device, whichever it selects.
+// Memory is cut neither out of a partition nor out of a device that may be cut into
+// partitions at any time.
+func offers(c *config.Resource, strategy config.MigStrategy, d accel.Device) bool {
+	switch {
+	case d.Profile == "" && !d.Partitioned:
+		return c.Profile == ""
+	case c.Mode == config.ModeMemory:
+		return false
+	case d.Partitioned:
+		return c.Profile == "" && (strategy == config.MigNone || strategy == "")
+	case strategy == config.MigMixed:
+		return c.Profile != "" && accel.ProfileName(c.Profile) == accel.ProfileName(d.Profile)
+	}
+	return c.Profile == ""
 }
 
 // cutOf reads how a resource cuts devices into slots.

@@ -40,7 +40,7 @@ func (c *byPolicy) prefer(q *Question) (Preference, error) {
 	for i := range c.pool.items {
 		it := &c.pool.items[i]
 		choice.Devices = append(choice.Devices, sharing.SlotDevice{
-			ID: it.ID, Index: it.Index, Replicas: it.replicas, Unusable: c.pool.unusable(it),
+			ID: it.ID, Index: it.Index, Parent: it.Parent, Replicas: it.replicas, Unusable: c.pool.unusable(it),
 			Avoid: slices.ContainsFunc(it.Chips, func(chip accel.DeviceID) bool { return promised[chip] }),
 		})
 		for id := range c.held.free(it) {

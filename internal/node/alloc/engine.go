@@ -11,18 +11,21 @@ import (
 // Engine holds all pools of a node. It is not safe for concurrent use.
 type Engine struct {
 	pools pools
+	// parents are those of the partitions that were ever listed, and that a state file
+	// tells of.
+	parents map[accel.DeviceID]accel.DeviceID
 	// listed are the pods of kubelet's last list.
 	listed []Listed
 }
 
 // New returns an engine of these pools.
 func New(all ...Config) (*Engine, error) {
-	e := &Engine{}
+	e := &Engine{parents: map[accel.DeviceID]accel.DeviceID{}}
 	for _, c := range all {
 		if e.pools.find(c.ID) != nil {
 			return nil, fmt.Errorf("resource %s has two pools of one kind", c.Resource)
 		}
-		p := newPool(c, &e.pools)
+		p := newPool(c, &e.pools, e.parents)
 		e.pools = append(e.pools, p)
 		if c.Kind == Slots {
 			newSlots(p)
@@ -38,7 +41,7 @@ func (e *Engine) pool(id ID) *pool {
 	if p := e.pools.find(id); p != nil {
 		return p
 	}
-	p := newPool(Config{ID: ID{Resource: id.Resource, Kind: Slots}}, &e.pools)
+	p := newPool(Config{ID: ID{Resource: id.Resource, Kind: Slots}}, &e.pools, e.parents)
 	newSlots(p)
 	return p
 }
@@ -227,14 +230,13 @@ func (all pools) find(id ID) *pool {
 
 // elsewhere returns the resource as which another pool holds one of the chips,
 // false when none does. Whatever its vendor: it may have been another one's, and
-// ids are unique.
+// ids are unique. What a chip is a partition of, and the partitions of a chip, are held
+// with it, in the same pool as well: one that offers partitions now may have given out
+// the whole device before.
 func (all pools) elsewhere(p *pool, chips ...accel.DeviceID) (accel.Resource, bool) {
 	for _, other := range all {
-		if other == p {
-			continue
-		}
 		for _, c := range chips {
-			if other.claims.has(c) {
+			if other != p && other.claims.has(c) || other.claims.related(c, p.parents) {
 				return other.config.Resource, true
 			}
 		}
@@ -299,6 +301,25 @@ func (c *claims) give(at time.Time, chips ...accel.DeviceID) {
 	for _, chip := range chips {
 		c.given[chip] = at
 	}
+}
+
+// related reports whether a container holds what the chip is a partition of, or a
+// partition of the chip.
+func (c *claims) related(chip accel.DeviceID, parents map[accel.DeviceID]accel.DeviceID) bool {
+	if parent := parents[chip]; parent != "" && c.has(parent) {
+		return true
+	}
+	for held := range c.held {
+		if parents[held] == chip {
+			return true
+		}
+	}
+	for given := range c.given {
+		if parents[given] == chip {
+			return true
+		}
+	}
+	return false
 }
 
 // has reports whether a container holds the chip.

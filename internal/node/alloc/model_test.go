@@ -21,7 +21,8 @@ import (
 // engine, and recounts after every step, from kubelet's records alone, what the
 // engine must never get wrong:
 //
-//   - no id is held by two pods, and no chip is in two uses at a time;
+//   - no id is held by two pods, and no chip is in two uses at a time, nor is one in use
+//     as a whole and by a partition of it;
 //   - what a container holds is on kubelet's list, healthy, and names the same device;
 //   - what is certain of a pod's memory is what the pod has;
 //   - once all pods have ended, everything that is well can be had again.
@@ -58,7 +59,8 @@ func TestModel(t *testing.T) {
 		t.Logf("%9d %s", total[what], what)
 	}
 	for _, what := range []string{"containers served", "init containers served", "restarts", "crashes", "states lost", "configurations",
-		"strangers", "rejected", "kubelet restarts", "facts", "chosen by kubelet", "times everything was free"} {
+		"strangers", "rejected", "chips cut otherwise", "partitions given", "kubelet restarts", "facts", "chosen by kubelet",
+		"times everything was free"} {
 		if total[what] == 0 {
 			t.Errorf("the model played no %s", what)
 		}
@@ -78,6 +80,10 @@ type model struct {
 	chips []accel.Device
 	lost  map[accel.DeviceID]bool
 	down  error // of the vendor's library
+	// cut has the partitions of chips in the mode in which they are cut. They keep
+	// their ids, and may have another profile when they come back.
+	cut     map[accel.DeviceID][]accel.Device
+	parents map[accel.DeviceID]accel.DeviceID
 
 	disk     map[ID][]byte
 	full     bool // no file can be written
@@ -138,11 +144,14 @@ const (
 	modelMemory = accel.Resource("v.example/memory")
 	modelGPU    = accel.Resource("v.example/gpu")
 	modelShared = accel.Resource("v.example/shared")
+	modelSmall  = accel.Resource("v.example/mig-small")
+	modelLarge  = accel.Resource("v.example/mig-large")
 )
 
 func newModel(seed uint64) *model {
 	m := &model{
 		rng: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1e9, 0),
+		cut: map[accel.DeviceID][]accel.Device{}, parents: map[accel.DeviceID]accel.DeviceID{},
 		lost: map[accel.DeviceID]bool{}, disk: map[ID][]byte{}, lists: map[ID]map[string]bool{}, tally: tally{},
 	}
 	for i := range 2 + m.rng.IntN(3) {
@@ -195,10 +204,28 @@ func (m *model) configure() {
 	if m.rng.IntN(3) > 0 || len(m.configs) == 0 {
 		slots(modelShared, 2+m.rng.IntN(3))
 	}
+	single := m.rng.IntN(3) == 0
+	if !single && m.rng.IntN(4) > 0 {
+		slots(modelSmall, m.rng.IntN(2)*2)
+		slots(modelLarge, 0)
+	}
 	for i := range m.configs {
+		except := -1
 		if m.rng.IntN(4) == 0 {
-			except := m.rng.IntN(len(m.chips))
-			m.configs[i].Chooses = func(c sharing.Card) bool { return c.Index != except }
+			except = m.rng.IntN(len(m.chips))
+		}
+		id := m.configs[i].ID
+		m.configs[i].Chooses = func(c sharing.Card) bool {
+			device, _, _ := accel.SplitIndex(c.Index)
+			switch {
+			case device == except || c.Partitioned:
+				return false
+			case id.Resource == modelSmall || id.Resource == modelLarge:
+				return c.Profile != "" && "v.example/mig-"+c.Profile == string(id.Resource)
+			case c.Profile != "":
+				return single && id.Kind == Slots
+			}
+			return true
 		}
 	}
 }
@@ -207,7 +234,7 @@ func (m *model) configure() {
 // disk has of other pools. left is what a predecessor remembered, nil after a crash.
 func (m *model) start(left map[ID][]byte) {
 	all := slices.Clone(m.configs)
-	for _, r := range []accel.Resource{modelMemory, modelGPU, modelShared} {
+	for _, r := range []accel.Resource{modelMemory, modelGPU, modelShared, modelSmall, modelLarge} {
 		for _, kind := range []Kind{Memory, Slots} {
 			id := ID{r, kind}
 			if m.disk[id] != nil && !slices.ContainsFunc(m.configs, func(c Config) bool { return c.ID == id }) {
@@ -290,13 +317,41 @@ func (m *model) discovery() Discovery {
 	for _, c := range m.chips {
 		if m.lost[c.ID] {
 			if m.rng.IntN(2) == 0 {
-				d.Faults = append(d.Faults, Fault{c.ID, errors.New("it fell off the bus")})
+				d.Faults = append(d.Faults, Fault{ID: c.ID, Err: errors.New("it fell off the bus")})
 			}
 			continue
 		}
-		d.Devices = append(d.Devices, c)
+		partitions, partitioned := m.cut[c.ID]
+		c.Partitioned = partitioned
+		d.Devices = append(append(d.Devices, c), partitions...)
 	}
+	slices.SortFunc(d.Devices, func(a, b accel.Device) int { return cmp.Compare(a.Index, b.Index) })
 	return d
+}
+
+// repartition cuts a chip into other partitions, or cuts it no more, whoever uses it.
+func (m *model) repartition() {
+	c := m.chips[m.rng.IntN(len(m.chips))]
+	if c.Board != "" || m.recovering {
+		return
+	}
+	delete(m.cut, c.ID)
+	if m.rng.IntN(3) > 0 {
+		m.cut[c.ID] = []accel.Device{}
+		for n := range 3 {
+			if m.rng.IntN(3) == 0 {
+				continue
+			}
+			p := accel.Device{
+				Index: accel.PartitionIndex(c.Index, n), ID: accel.DeviceID(fmt.Sprint(c.ID, "-", n)), Model: c.Model, MemoryBytes: 1 << 30,
+				NUMANode: c.NUMANode, Parent: c.ID, Profile: []string{"small", "large"}[m.rng.IntN(2)],
+			}
+			m.cut[c.ID], m.parents[p.ID] = append(m.cut[c.ID], p), c.ID
+		}
+	}
+	m.tally["chips cut otherwise"]++
+	m.note("chip %s is cut into %v", c.ID, m.cut[c.ID])
+	m.discover()
 }
 
 // discover lets all pools know the hardware.
@@ -489,6 +544,18 @@ func (m *model) loseState() {
 		slices.ContainsFunc(m.pods, func(p *modelPod) bool { return p.hidden || p.active && (p.unasked || p.changes != m.changes) }) {
 		return
 	}
+	// Whose a partition was that does not exist any more is known from the state alone.
+	there := map[accel.DeviceID]bool{}
+	for _, d := range m.discovery().Devices {
+		there[d.ID] = true
+	}
+	for _, p := range m.pods {
+		for _, u := range p.uses {
+			if p.active && slices.ContainsFunc(u.chips, func(c accel.DeviceID) bool { return m.parents[c] != "" && !there[c] }) {
+				return
+			}
+		}
+	}
 	// What the pods hold was written into them: their allocations are what is left.
 	m.deliver()
 	m.facts()
@@ -511,7 +578,10 @@ func (m *model) loseState() {
 // hardware changes something of the devices.
 func (m *model) hardware() {
 	c := &m.chips[m.rng.IntN(len(m.chips))]
-	switch m.rng.IntN(6) {
+	switch m.rng.IntN(9) {
+	case 6, 7, 8:
+		m.repartition()
+		return
 	case 0:
 		m.lost[c.ID] = !m.lost[c.ID]
 	case 1, 2:
@@ -746,6 +816,9 @@ func (m *model) admit(p *modelPod, c accel.ContainerRequest) error {
 		_ = m.save(p.pool, s, wanted)
 	}
 	m.note("pod %s container %s gets %v on %v", p.Name, c.Name, ids, a.Devices)
+	if m.parents[a.Devices[0]] != "" {
+		m.tally["partitions given"]++
+	}
 	p.taken = false
 	m.use(p, c, ids, a.Devices)
 	return nil
@@ -839,6 +912,19 @@ func (m *model) holders() map[accel.Resource]map[string]*modelPod {
 // check recounts.
 func (m *model) check() {
 	m.holders()
+	inUse := map[accel.DeviceID]bool{}
+	for _, p := range m.pods {
+		for _, u := range p.uses {
+			for _, chip := range u.chips {
+				inUse[chip] = inUse[chip] || p.active
+			}
+		}
+	}
+	for chip, used := range inUse {
+		if used && inUse[m.parents[chip]] {
+			m.fail("chip %s is used as a whole, and its partition %s too", m.parents[chip], chip)
+		}
+	}
 	how := map[accel.DeviceID]string{}
 	for _, p := range m.pods {
 		if !p.active {
@@ -925,7 +1011,8 @@ func (m *model) allEnds() {
 	}
 	for _, p := range m.engine.pools {
 		status := m.engine.Status(p.config.ID)
-		if !status.Idle || p.config.Draining != "" && !status.Drained || p.config.Draining == "" && status.Problem != nil {
+		if !status.Idle || p.config.Draining != "" && !status.Drained || p.config.Draining == "" && status.Problem != nil &&
+			!status.Absent {
 			m.fail("%v is not free: %+v, draining %q, claims %+v", p.config.ID, status, p.config.Draining, p.claims)
 		}
 	}
@@ -940,9 +1027,10 @@ func (m *model) allEnds() {
 // expectAll expects all units of all devices of a pool on kubelet's list, healthy.
 func (m *model) expectAll(c Config) {
 	want := 0
-	cards := sharing.Split(m.chips)
+	chips := m.discovery().Devices
+	cards := sharing.Split(chips)
 	if c.Kind == Slots && !c.Cut.SplitBoards {
-		cards = sharing.NewBoards(nil).Group(m.chips)
+		cards = sharing.NewBoards(nil).Group(chips)
 	}
 	for _, card := range cards {
 		switch {
@@ -954,6 +1042,9 @@ func (m *model) expectAll(c Config) {
 		default:
 			want += c.Cut.Replicas(card)
 		}
+	}
+	if want == 0 && m.engine.Status(c.ID).Absent {
+		return // nothing is offered, and kubelet may have the list of a process before
 	}
 	got := 0
 	for _, well := range m.lists[c.ID] {

@@ -25,6 +25,8 @@ type pool struct {
 	looked bool
 	// index is the vendor's number of each chip when it was last listed.
 	index map[accel.DeviceID]int
+	// parents are those of all pools.
+	parents map[accel.DeviceID]accel.DeviceID
 	// items are what is offered, and what is away and was offered by this process
 	// or is held.
 	items []item
@@ -116,9 +118,17 @@ type chooser interface {
 	recall([]byte) error
 }
 
-func newPool(c Config, others *pools) *pool {
+func newPool(c Config, others *pools, parents map[accel.DeviceID]accel.DeviceID) *pool {
+	if c.State != nil {
+		for _, card := range c.State.Cards {
+			if card.Parent != "" {
+				parents[card.ID] = card.Parent
+			}
+		}
+	}
 	return &pool{
-		config: c, others: others, stored: c.State != nil, listed: map[accel.DeviceID]bool{}, index: map[accel.DeviceID]int{},
+		config: c, others: others, parents: parents, stored: c.State != nil,
+		listed: map[accel.DeviceID]bool{}, index: map[accel.DeviceID]int{},
 		claims: claims{given: map[accel.DeviceID]time.Time{}},
 	}
 }
@@ -128,6 +138,9 @@ func (p *pool) discover(d Discovery) {
 	p.found, p.looked = d, true
 	for _, one := range d.Devices {
 		p.index[one.ID] = one.Index
+		if one.Parent != "" {
+			p.parents[one.ID] = one.Parent
+		}
 	}
 }
 
@@ -377,12 +390,20 @@ func (p *pool) whyAway(chips ...accel.DeviceID) string {
 			return f.Err.Error()
 		}
 	}
+	if parent := p.parents[chips[0]]; parent != "" && p.here(parent) {
+		return "the partition does not exist any more"
+	}
 	return "the vendor's library does not list the device any more"
 }
 
 // here reports whether the vendor's library lists the chip.
 func (p *pool) here(chip accel.DeviceID) bool {
 	return slices.ContainsFunc(p.found.Devices, func(d accel.Device) bool { return d.ID == chip })
+}
+
+// faulty reports whether the vendor's library counts the chip and cannot describe it.
+func (p *pool) faulty(chip accel.DeviceID) bool {
+	return slices.ContainsFunc(p.found.Faults, func(f Fault) bool { return f.ID == chip })
 }
 
 // status is how the pool is.
@@ -406,9 +427,12 @@ func (p *pool) status() Status {
 	return s
 }
 
-// absent reports whether the node has nothing that the pool could be made of.
+// absent reports whether the node has nothing that the pool could be made of. That is not
+// known of devices that cannot be described, or that may not be offered as they are set up.
 func (p *pool) absent() bool {
-	return p.looked && len(p.found.Faults) == 0 && len(p.items) == 0 && len(p.held.strays(nil)) == 0
+	unsure := p.found.Err != nil && len(p.found.Devices) > 0 ||
+		slices.ContainsFunc(p.found.Faults, func(f Fault) bool { return !f.NotOffered })
+	return p.looked && !unsure && len(p.items) == 0 && len(p.held.strays(nil)) == 0
 }
 
 // admissible returns why a container that requests so many units is rejected

@@ -47,6 +47,9 @@ type StoredCard struct {
 	NUMANodes   []int            `json:"numaNodes,omitempty"`
 	Board       string           `json:"board,omitempty"`
 	Chips       []accel.DeviceID `json:"chips"`
+	// Parent and Profile are those of a partition.
+	Parent  accel.DeviceID `json:"parent,omitempty"`
+	Profile string         `json:"profile,omitempty"`
 }
 
 // HeldSlot is a slot that was given to a container.
@@ -67,7 +70,7 @@ type HeldSlot struct {
 func storeCard(c sharing.Card) StoredCard {
 	return StoredCard{
 		ID: c.ID, Index: c.Index, Model: c.Model, MemoryBytes: c.MemoryBytes, NUMANode: c.NUMANode,
-		NUMANodes: c.NUMANodes, Board: c.Board, Chips: c.Chips,
+		NUMANodes: c.NUMANodes, Board: c.Board, Chips: c.Chips, Parent: c.Parent, Profile: c.Profile,
 	}
 }
 
@@ -75,5 +78,6 @@ func storeCard(c sharing.Card) StoredCard {
 func (s *StoredCard) card() sharing.Card {
 	return sharing.Card{Chips: s.Chips, NUMANodes: s.NUMANodes, Device: accel.Device{
 		ID: s.ID, Index: s.Index, Model: s.Model, MemoryBytes: s.MemoryBytes, NUMANode: s.NUMANode, Board: s.Board,
+		Parent: s.Parent, Profile: s.Profile,
 	}}
 }

@@ -166,8 +166,10 @@ func (u *uuids) arrange(time.Time) (keep bool, problem error) {
 		case here[id]:
 		case p.found.Err != nil && !draining && (p.listed[id] || held[id]):
 			gone = append(gone, c)
-		case !held[id] && (fresh || !p.listed[id] || draining || p.here(c.Chips[0])):
-			// Another has come in its place, or the configuration takes it out.
+		case !held[id] && (fresh || !p.listed[id] || draining || p.here(c.Chips[0]) ||
+			c.Parent != "" && p.here(c.Parent) && !p.faulty(id)):
+			// Another has come in its place, or the configuration takes it out, or it was a
+			// partition that was deleted: the device that it was cut from is listed.
 			delete(u.remembered, id)
 		case covered[c.Chips[0]]:
 			// What it was made of is offered in another form.

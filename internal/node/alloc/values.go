@@ -83,6 +83,9 @@ type Discovery struct {
 type Fault struct {
 	ID  accel.DeviceID
 	Err error
+	// NotOffered is true for a device that can be described, and that no pool can be made
+	// of as it is set up.
+	NotOffered bool
 }
 
 // PodKey is how kubelet names a pod in its list.

@@ -85,6 +85,9 @@ type Sharing struct {
 	// Renamed is true when the shared resource has another name than the
 	// vendor's whole device.
 	Renamed bool
+	// Profiles say the same of partitions that are resources of their own, by the
+	// name of their profile (accel.ProfileName).
+	Profiles map[string]Sharing
 }
 
 // Specifier is an optional ability of a Backend: it knows all that a container needs
@@ -137,6 +140,14 @@ type Options struct {
 	CallTimeout time.Duration
 	// SysfsRoot is where the kernel's sysfs is seen, DriverRoot/sys when "".
 	SysfsRoot string
+	// ProcRoot is where the kernel's proc file system is seen, DriverRoot/proc when "".
+	ProcRoot string
+	// DevRoot is the folder that this process sees the dev folder with the device
+	// nodes in, DriverRoot when "".
+	DevRoot string
+	// MIG is how partitions of NVIDIA's GPUs are listed: MIGNone (the default),
+	// MIGSingle or MIGMixed.
+	MIG string
 	// IndexInEnv makes Edits.Env name devices by Index instead of by ID.
 	IndexInEnv bool
 	// CDIKind replaces the vendor's kind of CDI devices unless it is "".
@@ -149,6 +160,9 @@ type Options struct {
 	Ignore []string
 	// Heed are the causes that count although Ignore names them, as patterns.
 	Heed []string
+	// Pause keeps the library out of the process while it is set; nil for never. It is
+	// for vendors whose drivers are replaced under a running node, so far NVIDIA.
+	Pause *Pause
 	// NeverRecover are the causes, as patterns, after which a device is put into
 	// quarantine (Recovery.Never); "default" stands for those that are the vendor's
 	// anyway, and nil is "default". A device that is ill for several causes at once is
@@ -160,6 +174,16 @@ type Options struct {
 	// function, or "load".
 	Observe func(call string, took time.Duration, hung bool)
 }
+
+// The values of Options.MIG, which are those of NVIDIA's device plugin.
+const (
+	// MIGNone lists GPUs alone, also those in MIG mode.
+	MIGNone = "none"
+	// MIGSingle lists GPUs and their MIG devices, which are alike or are a Problem.
+	MIGSingle = "single"
+	// MIGMixed lists GPUs and their MIG devices that have all of their GPU instance.
+	MIGMixed = "mixed"
+)
 
 // CDIOptions say how complete CDI specifications are generated.
 type CDIOptions struct {
@@ -189,7 +213,8 @@ type Found struct {
 	// Driver is the version of the vendor's driver, "" when it does not tell.
 	Driver string
 	// Devices are those that can be described, healthy or not, in ascending
-	// order of Index. Their IDs differ from each other.
+	// order of Index. Their IDs differ from each other. A device that is cut into
+	// partitions is among them as well as its partitions are.
 	Devices []accel.Device
 	// CUDA is the highest CUDA version that the driver serves, such as "12.4";
 	// "" for vendors without CUDA.
@@ -197,6 +222,9 @@ type Found struct {
 	// Links are the connections between the Devices, in ascending order of A
 	// and then B; pairs that are not listed have none that is known.
 	Links []accel.Link
+	// Problem is why none of the devices may be offered as the options say; nil when they
+	// may.
+	Problem error
 	// Faults are the devices that the library counts but that cannot be used
 	// at all, in ascending order of Index.
 	Faults []Fault

@@ -1,6 +1,10 @@
 package backend
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+)
 
 // ErrClosed is returned by a Backend that was closed.
 var ErrClosed = errors.New("backend is closed")
@@ -28,6 +32,22 @@ func (e *UnavailableError) Unwrap() error { return e.Err }
 // Reason is the reason alone, without the vendor, for status texts that name
 // the vendor elsewhere.
 func (e *UnavailableError) Reason() string { return e.Err.Error() }
+
+// PausedError says that the library may not be used now, see Pause. It is within an
+// *UnavailableError; test with errors.As.
+type PausedError struct {
+	// Health is that of all devices meanwhile.
+	Health accel.Health
+	// Unreleased says why the library is still in the process; nil if it is not.
+	Unreleased error
+}
+
+func (e *PausedError) Error() string {
+	if e.Unreleased == nil {
+		return e.Health.Reason
+	}
+	return e.Health.Reason + "; the library is still in use: " + e.Unreleased.Error()
+}
 
 // RestartNeededError says that no later call can succeed in this process: a
 // library that it has loaded for good no longer goes with the driver. The

@@ -50,6 +50,11 @@ func VersionLabels(values map[string]string, prefix, version string, parts ...st
 	}
 }
 
+// Whole returns the devices that are no partitions of others.
+func Whole(devices []accel.Device) []accel.Device {
+	return slices.DeleteFunc(slices.Clone(devices), func(d accel.Device) bool { return d.Parent != "" })
+}
+
 // MostFrequent returns the device of the lowest index of the model that most devices are of;
 // among models with equally many, of the lowest index of all. It is what describes a node in
 // labels, which have room for one model. There must be at least one device.

@@ -2,7 +2,9 @@ package backend
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"time"
@@ -23,6 +25,9 @@ type Recovery struct {
 	// Quarantine has the devices that stay unhealthy until they are released; nil is
 	// one that ends with Watch.
 	Quarantine Quarantine
+	// Pause is that of Options: Watch looks at once when it changes. Devices that were
+	// unhealthy for a pause alone take pods again when it ends, and it is no failure.
+	Pause *Pause
 }
 
 // Quarantine are the devices that take no pods until an administrator releases them.
@@ -52,10 +57,10 @@ type recovery struct {
 	vendor  string
 	policy  Recovery
 	devices map[accel.DeviceID]*record
-	// last is what the library said when it answered last, and links are those that
-	// it told of last.
-	last  Found
-	links []accel.Link
+	// last is what the library said when it answered last, empty after an error; answered is
+	// the same after any error, and links are those that it told of last.
+	last, answered Found
+	links          []accel.Link
 }
 
 // record is what is remembered of a device.
@@ -98,7 +103,7 @@ func (m memory) Add(q accel.Quarantine) {
 // yet, and those that were not asked as they were, while that is not too long ago.
 // next is when that may change without anything else changing, zero for never.
 func (r *recovery) apply(found Found, now time.Time) (_ Found, next time.Time) {
-	r.last = found
+	r.last, r.answered = found, found
 	if !found.Silent {
 		r.links = found.Links
 	}
@@ -108,16 +113,44 @@ func (r *recovery) apply(found Found, now time.Time) (_ Found, next time.Time) {
 // without returns what counts after a discovery that failed: for a while the devices
 // as they were, if the library merely does not answer, else the error.
 func (r *recovery) without(err error, now time.Time) (Found, error) {
+	var paused *PausedError
+	if errors.As(err, &paused) {
+		return r.during(paused, err)
+	}
 	if u := Unavailable(err); u != nil && u.Silent {
 		if found, ok := r.silence(err, now); ok {
 			return found, nil
 		}
 	}
 	r.last = Found{}
-	for _, d := range r.devices {
+	for _, d := range r.inOrder() {
 		r.failed(d, d.device, accel.Health{Unhealthy: true, Cause: accel.CauseUnreachable, Reason: err.Error()}, now)
 	}
 	return Found{}, err
+}
+
+// during returns what counts during a pause: the devices that the library reported last,
+// all unhealthy for its reason, or err if it has reported none.
+func (r *recovery) during(paused *PausedError, err error) (Found, error) {
+	found := r.answered
+	if len(found.Devices)+len(found.Unasked) == 0 {
+		return Found{}, err
+	}
+	found.Devices, found.Unasked, found.Silent = slices.Clone(found.Devices), nil, false
+	for _, f := range r.answered.Unasked {
+		if d := r.devices[f.ID]; d != nil {
+			found.Devices = append(found.Devices, d.device)
+		}
+	}
+	slices.SortFunc(found.Devices, byDeviceIndex)
+	for i := range found.Devices {
+		found.Devices[i].Health = paused.Health
+		found.Devices[i].Health.Reason = paused.Error()
+		if q, ok := r.quarantined(found.Devices[i]); ok {
+			found.Devices[i].Health = q.Health()
+		}
+	}
+	return found, nil
 }
 
 // silence returns what counts while the library answers nothing, false when it has
@@ -185,7 +218,7 @@ func (r *recovery) count(found Found, now time.Time) (_ Found, next time.Time) {
 		out.Devices = append(out.Devices, r.shown(d, d.device))
 	}
 	slices.SortFunc(out.Faults, byIndex)
-	slices.SortFunc(out.Devices, func(a, b accel.Device) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortFunc(out.Devices, byDeviceIndex)
 	if found.Silent { // connections do not change
 		out.Links = slices.DeleteFunc(slices.Clone(r.links), func(l accel.Link) bool { return !here[l.A] || !here[l.B] })
 	}
@@ -194,14 +227,33 @@ func (r *recovery) count(found Found, now time.Time) (_ Found, next time.Time) {
 			continue
 		}
 		here[f.ID] = true
-		r.failed(r.devices[f.ID], accel.Device{ID: f.ID, Index: f.Index}, f.health(), now)
+		device := accel.Device{ID: f.ID, Index: f.Index}
+		if d := r.devices[f.ID]; d != nil {
+			device.Parent = d.device.Parent
+		}
+		r.failed(r.devices[f.ID], device, f.health(), now)
 	}
-	for id, d := range r.devices {
-		if !here[id] {
+	for _, d := range r.inOrder() {
+		switch {
+		case here[d.device.ID]:
+		case d.device.Parent != "" && described(found, d.device.Parent):
+			delete(r.devices, d.device.ID) // a partition that was deleted has not failed
+		default:
 			r.failed(d, d.device, accel.Health{Unhealthy: true, Cause: accel.CauseLost, Reason: "the device was lost"}, now)
 		}
 	}
 	return out, next
+}
+
+// inOrder returns the records in the order of the devices' indexes: partitions come after
+// what they are cut from.
+func (r *recovery) inOrder() []*record {
+	return slices.SortedFunc(maps.Values(r.devices), func(a, b *record) int { return byDeviceIndex(a.device, b.device) })
+}
+
+// described reports whether the library described the device.
+func described(found Found, id accel.DeviceID) bool {
+	return slices.ContainsFunc(found.Devices, func(d accel.Device) bool { return d.ID == id })
 }
 
 // health is that of a device with a fault.
@@ -212,7 +264,8 @@ func (f Fault) health() accel.Health {
 // failed notes that a device cannot be trusted. d is nil for one that was never
 // described.
 func (r *recovery) failed(d *record, device accel.Device, why accel.Health, now time.Time) {
-	if r.final(why.Cause) {
+	// A partition is in quarantine with its parent, which comes before it.
+	if _, with := r.policy.Quarantine.Of(device.Parent); r.final(why.Cause) && !with {
 		r.policy.Quarantine.Add(accel.Quarantine{
 			Device: device.ID, Vendor: r.vendor, Index: device.Index, Cause: why.Cause, Reason: why.Reason,
 			Since: now.UTC().Truncate(time.Second),
@@ -246,7 +299,7 @@ func (r *recovery) trust(d *record, now time.Time) (due time.Time) {
 
 // shown is a device, as the library described it, with the health that counts.
 func (r *recovery) shown(d *record, device accel.Device) accel.Device {
-	q, quarantined := r.policy.Quarantine.Of(device.ID)
+	q, quarantined := r.quarantined(device)
 	switch {
 	case quarantined:
 		device.Health = q.Health()
@@ -260,8 +313,18 @@ func (r *recovery) shown(d *record, device accel.Device) accel.Device {
 	return device
 }
 
+// quarantined returns the entry of a device, or of the one that it is a partition of.
+func (r *recovery) quarantined(device accel.Device) (accel.Quarantine, bool) {
+	if q, ok := r.policy.Quarantine.Of(device.ID); ok || device.Parent == "" {
+		return q, ok
+	}
+	return r.policy.Quarantine.Of(device.Parent)
+}
+
 // final reports whether a device that failed for cause is put into quarantine.
 func (r *recovery) final(cause string) bool { return cause != "" && Matches(r.policy.Never, cause) }
+
+func byDeviceIndex(a, b accel.Device) int { return cmp.Compare(a.Index, b.Index) }
 
 func byIndex(a, b Fault) int { return cmp.Compare(a.Index, b.Index) }
 

@@ -199,3 +199,51 @@ func TestRelease(t *testing.T) {
 	ward.Add(accel.Quarantine{Device: "a", Cause: accel.CauseAdministrator, Since: time.Unix(4000, 0)})
 	want("by hand", shown(4001, ""), true, true)
 }
+
+// partitioned is a device that is cut into these partitions.
+func partitioned(partitions ...accel.DeviceID) Found {
+	found := Found{Devices: []accel.Device{{ID: "a", Partitioned: true}}}
+	for i, id := range partitions {
+		found.Devices = append(found.Devices, accel.Device{ID: id, Index: accel.PartitionIndex(0, i), Parent: "a"})
+	}
+	return found
+}
+
+// TestQuarantineOfADeviceWithPartitions: one entry covers the partitions, also if none of
+// them can be described any more.
+func TestQuarantineOfADeviceWithPartitions(t *testing.T) {
+	for name, lose := range map[string]func(*recovery, time.Time){
+		"a fault": func(r *recovery, now time.Time) {
+			var found Found
+			for _, d := range partitioned("p", "q").Devices {
+				found.Faults = append(found.Faults, Fault{Index: d.Index, ID: d.ID, Err: errors.New("lost"), Cause: "xid-79"})
+			}
+			r.apply(found, now)
+		},
+		"not listed": func(r *recovery, now time.Time) { r.apply(Found{}, now) },
+		"no library": func(r *recovery, now time.Time) { _, _ = r.without(errors.New("no driver"), now) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := memory{}
+			r, now := newRecovery("acme", Recovery{Never: []string{"*"}, Quarantine: q}), time.Unix(0, 0)
+			r.apply(partitioned("p", "q"), now)
+			lose(r, now.Add(time.Second))
+			if _, ok := q.Of("a"); !ok || len(q) != 1 {
+				t.Errorf("in quarantine are %v, want the device alone", q)
+			}
+		})
+	}
+}
+
+// TestDeletedPartition: it has not failed, and one that is made in its place takes pods at
+// once.
+func TestDeletedPartition(t *testing.T) {
+	q := memory{}
+	r, now := newRecovery("acme", Recovery{After: time.Minute, Never: []string{"*"}, Quarantine: q}), time.Unix(0, 0)
+	r.apply(partitioned("p", "q"), now)
+	r.apply(partitioned("p"), now.Add(5*time.Second))
+	out, _ := r.apply(partitioned("p", "q"), now.Add(10*time.Second))
+	if len(q) > 0 || out.Devices[2].Health.Unhealthy {
+		t.Errorf("in quarantine are %v, the new partition is %+v", q, out.Devices[2].Health)
+	}
+}

@@ -24,6 +24,8 @@ const minGap = 200 * time.Millisecond
 // as unhealthy until policy trusts them again. The calls of report come one
 // after the other, from the goroutine that called Watch.
 //
+// During a pause (Recovery.Pause) the devices are shown as they were, but unhealthy.
+//
 // Devices that the library does not answer about, for no fault of theirs that is
 // known, are shown as they were, for as long as Patience, and are in found.Unasked.
 //
@@ -47,6 +49,7 @@ func Watch(ctx context.Context, b Backend, interval time.Duration, policy Recove
 	var last Found
 	var lastErr error
 	for first := true; ; first = false {
+		_, pause := policy.Pause.Now()
 		found, err := b.Discover(ctx)
 		if ctx.Err() != nil {
 			if err == nil {
@@ -67,7 +70,7 @@ func Watch(ctx context.Context, b Backend, interval time.Duration, policy Recove
 			last, lastErr = found, err
 			report(found, err)
 		}
-		if !pause(ctx, wait, changed) {
+		if !rest(ctx, wait, changed, pause) {
 			return
 		}
 	}
@@ -88,19 +91,20 @@ func listen(ctx context.Context, n Notifier, interval time.Duration, changed cha
 	}
 }
 
-// pause waits until the next discovery is due. It returns false when ctx ended.
-func pause(ctx context.Context, interval time.Duration, changed <-chan struct{}) bool {
+// rest waits until the next discovery is due. It returns false when ctx ended.
+func rest(ctx context.Context, interval time.Duration, changed, pause <-chan struct{}) bool {
 	gap := min(minGap, interval)
 	if !sleep(ctx, gap) {
 		return false
 	}
-	rest := time.NewTimer(interval - gap)
-	defer rest.Stop()
+	timer := time.NewTimer(interval - gap)
+	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case <-changed:
-	case <-rest.C:
+	case <-pause:
+	case <-timer.C:
 	}
 	return true
 }
@@ -118,7 +122,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // Equal reports whether f and g tell the same; errors count by their text.
 func (f Found) Equal(g Found) bool {
-	return f.Driver == g.Driver && f.CUDA == g.CUDA && f.Silent == g.Silent &&
+	return f.Driver == g.Driver && f.CUDA == g.CUDA && f.Silent == g.Silent && errorText(f.Problem) == errorText(g.Problem) &&
 		slices.Equal(f.Devices, g.Devices) &&
 		slices.Equal(f.Links, g.Links) &&
 		slices.EqualFunc(f.Faults, g.Faults, Fault.equal) && slices.EqualFunc(f.Unasked, g.Unasked, Fault.equal)

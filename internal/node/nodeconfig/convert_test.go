@@ -164,9 +164,9 @@ var nvidiaCases = map[string][]struct {
 }{
 	"version": {{text: "version: v1"}},
 	"flags.migStrategy": {
-		{text: "flags: {migStrategy: none}"},
-		{text: "flags: {migStrategy: single}", warning: "flags.migStrategy: partitions of a GPU (MIG) are not offered"},
-		{text: "flags: {migStrategy: mixed}", warning: "flags.migStrategy: partitions of a GPU (MIG) are not offered"},
+		{text: "flags: {migStrategy: none}", settings: func(v *config.Vendor) { v.MigStrategy = config.MigNone }},
+		{text: "flags: {migStrategy: single}", settings: func(v *config.Vendor) { v.MigStrategy = config.MigSingle }},
+		{text: "flags: {migStrategy: mixed}", settings: func(v *config.Vendor) { v.MigStrategy = config.MigMixed }},
 	},
 	"flags.failOnInitError": {
 		{text: "flags: {failOnInitError: false}"},
@@ -243,9 +243,13 @@ var nvidiaCases = map[string][]struct {
 			warning: "resources.gpus: the names of models (\"*A100*\" is nvidia.com/a100) have no effect"},
 	},
 	"resources.gpus.name": {{text: "resources: {gpus: [{pattern: \"*\", name: card}]}", warning: "resources.gpus: the names of models"}},
-	"resources.mig.pattern": {{text: "resources: {mig: [{pattern: 1g.5gb, name: mig-1g.5gb}]}",
-		warning: "resources.mig: partitions of a GPU (MIG) are not offered"}},
-	"resources.mig.name": {{text: "resources: {mig: [{name: mig-1g.5gb}]}", warning: "resources.mig: partitions"}},
+	"resources.mig.pattern": {
+		{text: "resources: {mig: [{pattern: 1g.5gb+me, name: mig-1g.5gb.me}]}"},
+		{text: "resources: {mig: [{pattern: \"*\", name: gpu}]}",
+			warning: "resources.mig: the names of profiles (\"*\" is nvidia.com/gpu)"},
+	},
+	"resources.mig.name": {{text: "resources: {mig: [{pattern: 1g.5gb, name: small}]}",
+		warning: "resources.mig: the names of profiles (\"1g.5gb\" is nvidia.com/small) have no effect"}},
 	"imex.channelIDs": {{text: "imex: {channelIDs: [0]}", warning: "imex: IMEX channels are not given"},
 		{text: "imex: {channelIDs: []}"}},
 	"imex.required": {{text: "imex: {required: true}", warning: "imex: IMEX channels"}, {text: "imex: {required: false}"}},
@@ -264,7 +268,22 @@ var nvidiaCases = map[string][]struct {
 	"sharing.timeSlicing.resources.name": {
 		{text: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}", resources: sliced(nil)},
 		{text: "sharing: {timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 4}]}}",
-			warning: "resources[0]: mig-1g.5gb: partitions of a GPU"},
+			warning: "no device is offered as nvidia.com/mig-1g.5gb without migStrategy mixed"},
+		{
+			text:     "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-1g.5gb.me, replicas: 4}]}}",
+			settings: func(v *config.Vendor) { v.MigStrategy = config.MigMixed },
+			resources: append(slices.Clone(wholeGPUs), sliced(func(r *config.Resource) {
+				r.Name, r.Profile = "nvidia.com/mig-1g.5gb.me", "1g.5gb.me"
+			})...),
+		},
+		{
+			text: "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 4}, " +
+				"{name: nvidia.com/mig-2g.10gb, replicas: 4}]}}",
+			settings: func(v *config.Vendor) { v.MigStrategy = config.MigMixed },
+			resources: append(sliced(func(r *config.Resource) { r.Name = "nvidia.com/gpu.shared" }), sliced(func(r *config.Resource) {
+				r.Name, r.Profile = "nvidia.com/mig-2g.10gb.shared", "2g.10gb"
+			})...),
+		},
 		{text: "sharing: {timeSlicing: {resources: [{name: card, replicas: 4}]}}", warning: `resources[0]: no device is offered as "card"`},
 	},
 	"sharing.timeSlicing.resources.rename": {
@@ -294,8 +313,17 @@ var nvidiaCases = map[string][]struct {
 			},
 			warning: "devices: only the devices that are named are shared",
 		},
-		{text: "sharing: {timeSlicing: {resources: [{name: gpu, devices: [\"0:1\", MIG-3], replicas: 4}]}}",
-			warning: "devices: 0:1, MIG-3: partitions of a GPU"},
+		{
+			text: "flags: {migStrategy: single}\n" +
+				"sharing: {timeSlicing: {resources: [{name: gpu, devices: [\"0:1\", MIG-3], replicas: 4}]}}",
+			settings: func(v *config.Vendor) { v.MigStrategy = config.MigSingle },
+			resources: sliced(func(r *config.Resource) {
+				r.Replicas, r.ReplicasFor = 1, []config.ReplicaRule{
+					{Devices: config.DeviceSelector{Partitions: []string{"0:1"}, IDs: []string{"MIG-3"}}, Replicas: 4},
+				}
+			}),
+			warning: "devices: only the devices that are named are shared",
+		},
 	},
 	"sharing.timeSlicing.resources.replicas": {{text: fourSlices, resources: sliced(nil)}},
 	"sharing.mps.renameByDefault": {{text: "sharing: {mps: {renameByDefault: true}}",
@@ -372,6 +400,16 @@ func TestNVIDIAFileWithMistakesIsRefused(t *testing.T) {
 	tests := [][2]string{
 		{"version: v2\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", `version: "v2" is not known; write v1`},
 		{"flags: {migStrategy: double}", `flags.migStrategy: "double" is not known; use one of none, single, mixed`},
+		{"flags: {migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 4}]}}",
+			"sharing.mps: MPS cannot be combined with migStrategy mixed"},
+		{"flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-tiny, replicas: 4}]}}",
+			`resources[1].profile: "tiny" is not the profile of a MIG device`},
+		{"flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-1c.2g.10gb, replicas: 4}]}}",
+			`resources[1].profile: "1c.2g.10gb" is a part of a GPU instance`},
+		{"flags: {migStrategy: mixed}\n" +
+			"sharing: {timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 4}, {name: mig-1g.5gb, replicas: 2}]}}",
+			"resources[1].name: nvidia.com/mig-1g.5gb is there twice"},
+		{"sharing: {timeSlicing: {resources: [{name: gpu, devices: [\"0:99\"], replicas: 4}]}}", `"0:99" names no devices`},
 		{"flags: {deviceDiscoveryStrategy: magic}",
 			`flags.deviceDiscoveryStrategy: "magic" is not known; use one of auto, nvml, tegra, vfio`},
 		{"flags: {plugin: {deviceListStrategy: [envvar, magic]}}",

@@ -83,6 +83,11 @@ type old struct {
 	settings  *config.Vendor
 	resources []config.Resource
 	warnings  []string
+	// profiles are the resources of MIG devices that it shares, and mps is true when it
+	// shares devices by MPS. What becomes of them depends on the strategy, which the
+	// environment may set.
+	profiles []string
+	mps      bool
 }
 
 // warn adds a warning about a field.

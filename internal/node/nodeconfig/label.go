@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -23,8 +22,7 @@ var Labels = []string{"divvy.dev/config", "nvidia.com/device-plugin.config"}
 const patience = 5 * time.Second
 
 // nodeLabel follows the label that names the configuration of a node. Without
-// the API server the last value that it gave holds. It is the store of a
-// reflector, and safe for concurrent use.
+// the API server the last value that it gave holds. It is safe for concurrent use.
 type nodeLabel struct {
 	client kubernetes.Interface
 	node   string
@@ -44,10 +42,7 @@ func newNodeLabel(client kubernetes.Interface, node string) *nodeLabel {
 
 // Run follows the API server until ctx ends.
 func (l *nodeLabel) Run(ctx context.Context) {
-	nodes := l.client.CoreV1().Nodes()
-	selector := fields.OneTermEqualSelector("metadata.name", l.node).String()
-	kube.NewReflector("the label of the node", &corev1.Node{}, l, kube.ListWatch(l.client, selector, nodes.List,
-		nodes.Watch)).RunWithContext(ctx)
+	kube.FollowNode(ctx, "the label of the node", l.client, l.node, func(n *corev1.Node) { l.see(n.Labels) })
 }
 
 // await returns once the API server has said what the label is. Which devices a
@@ -97,31 +92,3 @@ func (l *nodeLabel) see(labels map[string]string) {
 	default:
 	}
 }
-
-// Add takes in a new object.
-func (l *nodeLabel) Add(object any) error { return l.Update(object) }
-
-// Update takes in a changed object.
-func (l *nodeLabel) Update(object any) error {
-	if n, ok := object.(*corev1.Node); ok && n.Name == l.node {
-		l.see(n.Labels)
-	}
-	return nil
-}
-
-// Delete takes out an object that is gone. A node that is gone for a moment,
-// while it registers anew, keeps its configuration.
-func (l *nodeLabel) Delete(any) error { return nil }
-
-// Replace takes in a whole list.
-func (l *nodeLabel) Replace(list []any, _ string) error {
-	for _, object := range list {
-		if err := l.Update(object); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Resync has nothing to do.
-func (l *nodeLabel) Resync() error { return nil }

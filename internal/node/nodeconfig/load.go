@@ -18,6 +18,9 @@ type Loaded struct {
 	Warnings []string
 	// Files are those that were read, in order.
 	Files []string
+
+	// nvidia is the file of NVIDIA's plugin that was read last.
+	nvidia old
 }
 
 // Load reads files of any form, puts the later over the earlier, the overrides
@@ -51,6 +54,7 @@ func Load(files []string, overrides Overrides, vendors []string) (Loaded, error)
 	warnings, wrong := overrides.apply(&l.Config)
 	l.Warnings = append(l.Warnings, warnings...)
 	mistakes = append(mistakes, wrong...)
+	mistakes = append(mistakes, l.settleMIG()...)
 	if mistakes = append(mistakes, config.Validate(l.Config, vendors)...); len(mistakes) > 0 {
 		return Loaded{Warnings: l.Warnings}, &config.MistakesError{Source: source, Mistakes: mistakes}
 	}
@@ -80,6 +84,7 @@ func (l *Loaded) add(path string, data []byte) (warnings, mistakes []string) {
 		o, mistakes = convertIX(data, &root)
 	case FormNVIDIA:
 		o, mistakes = convertNVIDIA(data, &root, c.Vendors[nvidia], c.Injection)
+		l.nvidia = o
 	default:
 		mistakes, err := config.Decode(data, c)
 		if err != nil {
@@ -96,4 +101,24 @@ func (l *Loaded) add(path string, data []byte) (warnings, mistakes []string) {
 		c.Vendors[o.vendor] = *o.settings
 	}
 	return o.warnings, mistakes
+}
+
+// settleMIG finishes what NVIDIA's file says of MIG devices, once their strategy is
+// known.
+func (l *Loaded) settleMIG() (mistakes []string) {
+	c := &l.Config
+	if c.Vendors[nvidia].MigStrategy == config.MigMixed {
+		if l.nvidia.mps {
+			mistakes = append(mistakes,
+				"sharing.mps: MPS cannot be combined with migStrategy mixed, as in NVIDIA's plugin; remove one of them")
+		}
+		return mistakes
+	}
+	for _, name := range l.nvidia.profiles {
+		profile := profileOf(name)
+		c.Resources = slices.DeleteFunc(c.Resources, func(r config.Resource) bool { return r.Vendor == nvidia && r.Profile == profile })
+		l.Warnings = append(l.Warnings, "sharing.timeSlicing.resources: no device is offered as "+name+
+			" without migStrategy mixed, so nothing of it is shared")
+	}
+	return nil
 }

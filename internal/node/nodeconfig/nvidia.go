@@ -9,6 +9,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
 const (
@@ -121,7 +122,6 @@ func splitList(text string) []string {
 type nvidiaDevices struct {
 	all      bool
 	selector config.DeviceSelector
-	mig      []string // entries that name partitions
 }
 
 // UnmarshalYAML reads any of the forms.
@@ -153,10 +153,10 @@ func (d *nvidiaDevices) UnmarshalYAML(n *yaml.Node) error {
 		switch {
 		case err == nil && index >= 0:
 			d.selector.Indexes = append(d.selector.Indexes, index)
-		case strings.HasPrefix(one, "GPU-"):
+		case strings.HasPrefix(one, "GPU-"), strings.HasPrefix(one, "MIG-"):
 			d.selector.IDs = append(d.selector.IDs, one)
-		case strings.HasPrefix(one, "MIG-"), isMIGIndex(one):
-			d.mig = append(d.mig, one)
+		case isMIGIndex(one):
+			d.selector.Partitions = append(d.selector.Partitions, one)
 		default:
 			return wrong(one)
 		}
@@ -169,10 +169,8 @@ func (d *nvidiaDevices) UnmarshalYAML(n *yaml.Node) error {
 
 // isMIGIndex reports whether the text is a GPU and a partition of it: "0:1".
 func isMIGIndex(text string) bool {
-	gpu, part, ok := strings.Cut(text, ":")
-	_, err1 := strconv.Atoi(gpu)
-	_, err2 := strconv.Atoi(part)
-	return ok && err1 == nil && err2 == nil
+	_, ok := accel.ParsePartition(text)
+	return ok
 }
 
 // convertNVIDIA brings NVIDIA's file into this program's form. Settings that it
@@ -221,8 +219,12 @@ func nvidiaNames(o *old, f *nvidiaFile) {
 				"kind NodeConfig with devices.models", p.Pattern, prefixed(p.Name))
 		}
 	}
-	if len(f.Resources.MIGs) > 0 {
-		o.warn("resources.mig", migWarning)
+	for _, p := range f.Resources.MIGs {
+		if v := accel.VendorNamed(nvidia); accel.Resource(prefixed(p.Name)) != v.PartitionResource(p.Pattern) {
+			o.warn("resources.mig", "the names of profiles (%q is %s) have no effect, as in NVIDIA's plugin; MIG devices are %s by "+
+				"migStrategy mixed, and %s by migStrategy single",
+				p.Pattern, prefixed(p.Name), v.PartitionResource("<profile>"), nvidiaResource)
+		}
 	}
 	if f.IMEX.Required != nil && *f.IMEX.Required || len(f.IMEX.ChannelIDs) > 0 {
 		o.warn("imex", imexWarning)
@@ -242,6 +244,7 @@ func prefixed(name string) string {
 func nvidiaShared(o *old, f *nvidiaFile) (_ []config.Resource, mistakes []string) {
 	whole := config.Resource{Name: nvidiaResource, Vendor: nvidia, Mode: config.ModeExclusive}
 	if f.Sharing.MPS != nil {
+		o.mps = true
 		text := "sharing by MPS is not offered: it needs a daemon of its own and its limits of memory"
 		if f.Sharing.TimeSlicing != nil {
 			o.warn("sharing.mps", "%s; the time slices of the same file hold, which NVIDIA's plugin would not have used beside mps", text)
@@ -260,7 +263,8 @@ func nvidiaShared(o *old, f *nvidiaFile) (_ []config.Resource, mistakes []string
 		return []config.Resource{whole}, []string{at + ".resources: the list is empty; name the resource that is shared, such as " +
 			nvidiaResource}
 	}
-	var found *nvidiaReplicas
+	found := map[string]*nvidiaReplicas{} // by name
+	var names []string
 	for i := range slices.Resources {
 		r := &slices.Resources[i]
 		field := fmt.Sprintf("%s.resources[%d]", at, i)
@@ -268,34 +272,50 @@ func nvidiaShared(o *old, f *nvidiaFile) (_ []config.Resource, mistakes []string
 		case r.Name == "":
 			mistakes = append(mistakes, field+".name: the name is missing; write "+nvidiaResource)
 			continue
-		case strings.HasPrefix(name, nvidia+".com/mig-"):
-			o.warn(field, "%s: %s", r.Name, migWarning)
-			continue
-		case name != nvidiaResource:
+		case name != nvidiaResource && profileOf(name) == "":
 			o.warn(field, "no device is offered as %q, so nothing is shared; write %s", r.Name, nvidiaResource)
 			continue
-		case found != nil:
-			mistakes = append(mistakes, fmt.Sprintf("%s.name: %s is there twice; keep one", field, nvidiaResource))
+		case found[name] != nil:
+			mistakes = append(mistakes, fmt.Sprintf("%s.name: %s is there twice; keep one", field, name))
 			continue
+		default:
+			found[name], names = r, append(names, name)
 		}
 		if r.Replicas < 2 || r.Replicas > config.MaxReplicas {
 			mistakes = append(mistakes, fmt.Sprintf("%s.replicas: %d is out of range; use 2 to %d", field, r.Replicas, config.MaxReplicas))
 		}
-		found = r
 	}
-	if found == nil || len(mistakes) > 0 {
+	if len(mistakes) > 0 {
 		return []config.Resource{whole}, mistakes
 	}
-	return nvidiaSlices(o, slices, found, stringOf(f.Flags.Plugin.SharedDevicesAllocationPolicy)), nil
+	var out []config.Resource
+	if found[nvidiaResource] == nil {
+		out = append(out, whole)
+	}
+	for _, name := range names {
+		out = append(out, nvidiaSlices(o, slices, found[name], name, stringOf(f.Flags.Plugin.SharedDevicesAllocationPolicy))...)
+	}
+	return out, nil
 }
 
-// nvidiaSlices returns the resources of GPUs in time slices. Devices that the
-// file leaves out stay whole: under their own name where the slices have
-// another one, else with a single replica.
-func nvidiaSlices(o *old, s *nvidiaReplicated, r *nvidiaReplicas, policy string) []config.Resource {
+// profileOf is the profile of the MIG devices that the resource is made of, "" for
+// another resource.
+func profileOf(name string) string {
+	profile, _ := accel.VendorNamed(nvidia).ProfileOf(accel.Resource(name))
+	return profile
+}
+
+// nvidiaSlices returns the resources of the devices of that name in time slices.
+// Devices that the file leaves out stay whole: under their own name where the slices
+// have another one, else with a single replica.
+func nvidiaSlices(o *old, s *nvidiaReplicated, r *nvidiaReplicas, name, policy string) []config.Resource {
 	const field = "sharing.timeSlicing.resources"
+	profile := profileOf(name)
+	if profile != "" {
+		o.profiles = append(o.profiles, name)
+	}
 	sliced := config.Resource{
-		Name: nvidiaResource, Vendor: nvidia, Mode: config.ModeTimeSlicing, Replicas: r.Replicas,
+		Name: name, Vendor: nvidia, Mode: config.ModeTimeSlicing, Replicas: r.Replicas, Profile: profile,
 		FailRequestsGreaterThanOne: s.FailRequestsGreaterThanOne != nil && *s.FailRequestsGreaterThanOne,
 	}
 	if policy == string(config.PackedAllocation) {
@@ -304,7 +324,7 @@ func nvidiaSlices(o *old, s *nvidiaReplicated, r *nvidiaReplicas, policy string)
 	switch {
 	case r.Rename != "":
 		sliced.Name = prefixed(r.Rename)
-		if !s.RenameByDefault || sliced.Name != nvidiaResource+sharedSuffix {
+		if !s.RenameByDefault || sliced.Name != name+sharedSuffix {
 			o.warn(field, "rename: %s is used as it is written, while NVIDIA's plugin overwrites it; pods have to ask for this name",
 				sliced.Name)
 		}
@@ -314,21 +334,15 @@ func nvidiaSlices(o *old, s *nvidiaReplicated, r *nvidiaReplicas, policy string)
 	if r.Devices == nil || r.Devices.all {
 		return []config.Resource{sliced}
 	}
-	if len(r.Devices.mig) > 0 {
-		o.warn(field, "devices: %s: %s", strings.Join(r.Devices.mig, ", "), migWarning)
-	}
 	selector := r.Devices.selector
-	if len(selector.Indexes)+len(selector.IDs) == 0 {
-		return []config.Resource{{Name: nvidiaResource, Vendor: nvidia, Mode: config.ModeExclusive}}
-	}
 	o.warn(field, "devices: only the devices that are named are shared, while NVIDIA's plugin shares all whatever is written")
-	if sliced.Name == nvidiaResource {
+	if sliced.Name == name {
 		sliced.ReplicasFor = []config.ReplicaRule{{Devices: selector, Replicas: sliced.Replicas}}
 		sliced.Replicas = 1
 		return []config.Resource{sliced}
 	}
 	sliced.Devices = &selector
-	rest := config.Resource{Name: nvidiaResource, Vendor: nvidia, Mode: config.ModeExclusive,
+	rest := config.Resource{Name: name, Vendor: nvidia, Mode: config.ModeExclusive, Profile: profile,
 		Devices: &config.DeviceSelector{Except: new(selector)}}
 	return []config.Resource{sliced, rest}
 }

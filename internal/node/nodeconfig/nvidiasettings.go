@@ -11,8 +11,6 @@ import (
 
 // Warnings that several settings share.
 const (
-	migWarning = "partitions of a GPU (MIG) are not offered, whole GPUs are; keep NVIDIA's plugin on nodes whose GPUs are partitioned, " +
-		"or turn partitioning off"
 	imexWarning = "IMEX channels are not given to containers; keep NVIDIA's plugin on nodes whose pods need them"
 	gfdWarning  = "labels are kept by divvy-node itself, on the node and without a file, as soon as what they say changes; " +
 		"the key labels of a NodeConfig says which; remove the setting"
@@ -85,14 +83,13 @@ func unknown(value string, known ...string) error {
 var nvidiaSettings = []nvidiaSetting{
 	{
 		"flags.migStrategy", []string{"MIG_STRATEGY"}, fromText(func(f *nvidiaFile) *string { return f.Flags.MigStrategy }),
-		func(_ *config.Vendor, value string) (string, error) {
-			switch value {
-			case "none", "":
+		func(v *config.Vendor, value string) (string, error) {
+			switch strategy := config.MigStrategy(value); strategy {
+			case config.MigNone, config.MigSingle, config.MigMixed, "":
+				v.MigStrategy = strategy
 				return "", nil
-			case "single", "mixed":
-				return migWarning, nil
 			}
-			return "", unknown(value, "none", "single", "mixed")
+			return "", unknown(value, string(config.MigNone), string(config.MigSingle), string(config.MigMixed))
 		},
 	},
 	{

@@ -136,7 +136,7 @@ func TestEachVariableOfTheNVIDIAPluginWorksOrIsNamed(t *testing.T) {
 		want    config.Vendor
 		warning string
 	}{
-		"MIG_STRATEGY":       {value: "mixed", warning: "partitions"},
+		"MIG_STRATEGY":       {value: "mixed", want: config.Vendor{MigStrategy: config.MigMixed}},
 		"FAIL_ON_INIT_ERROR": {value: "true", warning: "waits for a driver"},
 		"NVIDIA_DRIVER_ROOT": {value: "/run/nvidia/driver", want: config.Vendor{DriverRoot: "/run/nvidia/driver"}},
 		"NVIDIA_DEV_ROOT":    {value: "/d", want: config.Vendor{DevRoot: "/d"}},

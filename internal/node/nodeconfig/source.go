@@ -44,6 +44,9 @@ type SourceOptions struct {
 	// API server that has it. They are needed with Places.Dir alone.
 	Node   string
 	Client kubernetes.Interface
+	// Resolve, unless nil, replaces what depends on the node's files each time that the
+	// configuration is read.
+	Resolve func(context.Context, config.NodeConfig) config.NodeConfig
 }
 
 // Source delivers the configuration of this node and every change of it. Use it
@@ -145,9 +148,18 @@ func (s *Source) first(ctx context.Context) (Loaded, error) {
 	if err != nil {
 		return Loaded{}, err
 	}
-	l, err := Load(files, s.o.Overrides, s.o.Vendors)
+	l, err := s.load(ctx, files)
 	if err == nil && unknown != nil {
 		l.Warnings = append(l.Warnings, unknown.Error()+"; that of nodes without a label is used")
+	}
+	return l, err
+}
+
+// load is the function Load, with what depends on the node resolved.
+func (s *Source) load(ctx context.Context, files []string) (Loaded, error) {
+	l, err := Load(files, s.o.Overrides, s.o.Vendors)
+	if err == nil && s.o.Resolve != nil {
+		l.Config = s.o.Resolve(ctx, l.Config)
 	}
 	return l, err
 }
@@ -158,7 +170,7 @@ func (s *Source) read(ctx context.Context, forced bool, deliver func(Update)) {
 	files, err := s.files()
 	var l Loaded
 	if err == nil {
-		l, err = Load(files, s.o.Overrides, s.o.Vendors)
+		l, err = s.load(ctx, files)
 	}
 	if err != nil {
 		if forced || err.Error() != s.trouble {

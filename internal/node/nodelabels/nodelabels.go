@@ -41,7 +41,7 @@ type Vendor struct {
 // without devices has none. Values are made valid.
 //
 //	divvy.dev/<vendor>.present  "true"
-//	divvy.dev/<vendor>.count    the number of devices, healthy or not
+//	divvy.dev/<vendor>.count    the number of devices, healthy or not, partitions not counted
 //	divvy.dev/<vendor>.model    the product name
 //	divvy.dev/<vendor>.memory   the memory of one device, in MiB
 //	divvy.dev/<vendor>.driver   the driver's version
@@ -55,12 +55,13 @@ func Wanted(vendors []Vendor, policy v1alpha1.LabelPolicy) map[string]string {
 		return out
 	}
 	for _, v := range vendors {
-		if len(v.Found.Devices) == 0 {
+		devices := backend.Whole(v.Found.Devices)
+		if len(devices) == 0 {
 			continue
 		}
-		model := backend.MostFrequent(v.Found.Devices)
+		model := backend.MostFrequent(devices)
 		labels := map[string]string{
-			"present": "true", "count": strconv.Itoa(len(v.Found.Devices)), "model": model.Model, "driver": v.Found.Driver,
+			"present": "true", "count": strconv.Itoa(len(devices)), "model": model.Model, "driver": v.Found.Driver,
 		}
 		if model.MemoryBytes > 0 {
 			labels["memory"] = strconv.FormatInt(model.MemoryBytes>>20, 10)

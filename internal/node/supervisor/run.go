@@ -14,15 +14,19 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 )
 
 // Run runs agents on what the source delivers until ctx ends or one of them fails. self is who
-// this process is in a handover.
-func Run(ctx context.Context, source *nodeconfig.Source, node string, self handover.Identity, clients kube.Clients, log Log) error {
+// this process is in a handover, and setup returns what was found of the node's container
+// runtime.
+func Run(ctx context.Context, source *nodeconfig.Source, node string, self handover.Identity, clients kube.Clients, log Log,
+	setup func() *runtimesetup.Report) error {
 	s := newSupervisor(node, self, clients.Kubernetes, log)
 	s.process.MustRegister(clients.Requests)
+	s.setup = setup
 	return follow(ctx, source, s)
 }
 

@@ -140,17 +140,21 @@ func (s *supervisor) prepare(ctx context.Context, c config.NodeConfig) *preparat
 	go func() {
 		defer close(p.ended)
 		for {
+			// A pause that begins while this process waits takes the library out of it.
+			_, paused := s.operator.pause.Now()
 			err := discover(ctx, b)
 			p.mu.Lock()
 			p.problem = err
 			p.mu.Unlock()
-			if err == nil {
-				return
+			var again <-chan time.Time
+			if err != nil {
+				again = time.After(time.Second)
 			}
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(time.Second):
+			case <-paused:
+			case <-again:
 			}
 		}
 	}()
@@ -162,14 +166,16 @@ func discover(ctx context.Context, all vendors.Set) error {
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
 	var failed []error
-	for vendor, b := range all {
+	some := false
+	for vendor, b := range all { // all of them: a pause releases one vendor's library
 		found, err := b.Discover(ctx)
-		switch {
-		case err != nil:
+		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", vendor, err))
-		case len(found.Devices) > 0:
-			return nil
 		}
+		some = some || err == nil && len(found.Devices) > 0
+	}
+	if some {
+		return nil
 	}
 	return errors.Join(append(failed, errors.New("no device was found"))...)
 }

@@ -49,7 +49,8 @@ func (s *supervisor) begin(ctx context.Context, got claimed) (_ *running, err er
 		}
 	}
 	begin := time.Now()
-	now, err := s.start(ctx, got.config, b, left)
+	s.recallProfiles(ctx, got.config.StateDir)
+	now, err := s.start(ctx, got.config, s.profiles.wanted(begin), b, left)
 	if err != nil || got.predecessor == nil {
 		return now, err
 	}
@@ -107,9 +108,11 @@ func (s *supervisor) yield(r *running) agent.Handoff {
 }
 
 // replace starts the successor of an agent of this process that has yielded.
-func (s *supervisor) replace(ctx context.Context, old *running, left agent.Handoff, c config.NodeConfig, b vendors.Set) (*running, error) {
+func (s *supervisor) replace(ctx context.Context, old *running, left agent.Handoff, c config.NodeConfig, profiles []string,
+	b vendors.Set,
+) (*running, error) {
 	log := klog.FromContext(ctx)
-	next, err := s.start(ctx, c, b, left)
+	next, err := s.start(ctx, c, profiles, b, left)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +179,7 @@ func (s *supervisor) handOver(ctx context.Context, now *running, request *handov
 	if err != nil {
 		return nil, errors.Join(err, s.stop(now))
 	}
-	next, err := s.replace(ctx, now, left, now.config, b)
+	next, err := s.replace(ctx, now, left, now.config, now.profiles, b)
 	if err != nil {
 		return nil, errors.Join(err, s.stop(now))
 	}

@@ -330,3 +330,30 @@ func TestEditHandsOver(t *testing.T) {
 		t.Errorf("the second got %+v", next.from)
 	}
 }
+
+// paused counts the discoveries of a backend.
+type paused struct {
+	fakeBackend
+	asked chan struct{}
+}
+
+func (b *paused) Discover(ctx context.Context) (backend.Found, error) {
+	b.asked <- struct{}{}
+	return b.fakeBackend.Discover(ctx)
+}
+
+// A process that waits for the node looks again when a pause begins, since a discovery is what
+// takes the library out of it.
+func TestPauseWhileWaitingForTheNode(t *testing.T) {
+	b := &paused{asked: make(chan struct{})}
+	s := &supervisor{operator: newOperator(), open: func(config.NodeConfig) (vendors.Set, error) { return vendors.Set{"nvidia": b}, nil }}
+	p := s.prepare(t.Context(), config.NodeConfig{})
+	defer p.release()
+	<-b.asked
+	s.operator.pause.Set(accel.Health{Unhealthy: true, Cause: "driver-upgrade", Reason: "an upgrade"})
+	select {
+	case <-b.asked:
+	case <-time.After(5 * time.Second):
+		t.Error("the library is kept during the pause")
+	}
+}

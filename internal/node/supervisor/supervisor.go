@@ -20,10 +20,12 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
@@ -69,6 +71,8 @@ type supervisor struct {
 	// servingLimit is how long a new agent may take until kubelet watches its lists.
 	servingLimit time.Duration
 
+	operator *operator
+	setup    func() *runtimesetup.Report // may be nil
 	// quarantine outlives agents: another configuration repairs no device.
 	quarantine *quarantine.List
 
@@ -77,6 +81,10 @@ type supervisor struct {
 	library libraryMetrics
 	events  *events.Recorder
 	limits  *limit.Limiter
+	// profiles are those of the node's partitions, and refused is when they could not be
+	// offered last.
+	profiles *profiles
+	refused  time.Time
 	// retired is true from when this process has handed over until it has the node
 	// again. The lock's file says so as well, unless the disk is full.
 	retired bool
@@ -89,7 +97,9 @@ type supervisor struct {
 // running is an agent that runs.
 type running struct {
 	nodeAgent
-	config   config.NodeConfig
+	config config.NodeConfig
+	// profiles are those that the agent offers beside what config names.
+	profiles []string
 	registry *prometheus.Registry
 	cancel   context.CancelFunc
 	// release closes the backends, once.
@@ -107,10 +117,13 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		reloads:      metrics.NodeConfigReloads.NewCounters(),
 		library:      newLibraryMetrics(),
 		events:       events.NewRecorder(context.Background(), client, events.Node, node),
-		servingLimit: servingLimit,
+		servingLimit: servingLimit, operator: newOperator(),
+		profiles: newProfiles(),
 	}
 	s.state.since = time.Now()
-	s.open = func(c config.NodeConfig) (vendors.Set, error) { return vendors.Open(c, s.library.observer) }
+	s.open = func(c config.NodeConfig) (vendors.Set, error) {
+		return vendors.Open(c, s.library.observer, s.operator.pauses(c))
+	}
 	// The keys outlive the agents: grants that were signed with the key before
 	// the current one are around for a while.
 	keys := map[string]*kube.Keyring{}
@@ -121,7 +134,10 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		return agent.New(ctx, agent.Options{
 			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
 			Events:     s.events,
-			Quarantine: s.quarantine, Handoff: h,
+			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c), Setup: s.setup,
+			Discovered: func(vendor string, found backend.Found, err error) {
+				s.profiles.discovered(vendor, found, err, time.Now())
+			},
 		})
 	}
 	s.process.MustRegister(s.limits, s.reloads, s.library.duration, s.library.hung, s.events,
@@ -158,6 +174,11 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 
 	s.events.Start()
 	defer s.events.Shutdown()
+	var work sync.WaitGroup
+	defer work.Wait()
+	operating, cancel := context.WithCancel(ctx)
+	defer cancel()
+	work.Go(func() { s.operator.run(operating, s.client, s.node) })
 	for {
 		seat, err := handover.Open(c.StateDir, s.self)
 		if err != nil {
@@ -222,6 +243,9 @@ func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.No
 				return c, errors.Join(err, s.stop(now))
 			}
 			told.Log(ctx, err, "The lock of the node cannot be kept")
+			if now, err = s.adopt(ctx, now); err != nil {
+				return c, err
+			}
 		case err := <-probes:
 			return c, errors.Join(err, s.stop(now))
 		case err := <-now.ended:
@@ -252,7 +276,8 @@ func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan 
 		return nil, func() {}, err
 	}
 	gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.gatherer().Gather() })
-	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(serve.NewProbes(s.state.Alive, s.state.Ready, gather))}
+	probes := serve.NewProbes(s.state.Alive, s.state.Ready, gather, s.details)
+	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(probes)}
 	ended, served := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(served)
@@ -262,6 +287,14 @@ func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan 
 		_ = errors.Join(server.HTTP.Close(), l.Close()) // a probe that is cut off is asked again
 		<-served
 	}, nil
+}
+
+// details is what /readyz says beside whether the node is ready.
+func (s *supervisor) details() string {
+	if s.setup == nil {
+		return ""
+	}
+	return s.setup().String()
 }
 
 // update goes over to another configuration and returns what runs then: the
@@ -293,23 +326,35 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 		return now, nil
 	}
 	log.Info("The configuration changed; going over to it", "files", u.Files)
-	left := s.yield(now)
-	next, err := s.replace(ctx, now, left, c, b)
-	if err == nil {
+	next, refused, err := s.goOver(ctx, now, c, s.profiles.wanted(time.Now()), b)
+	if refused == nil {
 		s.accept(ctx, u.Files)
 		return next, nil
 	}
-	s.reject(ctx, err)
+	s.reject(ctx, refused)
 	if err := s.log.set(now.config.LogFile, now.config.LogLevel); err != nil {
 		log.Error(err, "Changing the log")
 	}
+	return next, err
+}
+
+// goOver replaces an agent by one of another configuration or with other profiles, and
+// returns what runs then: if that one cannot be used, for the reason refused, one as
+// before. An error means that nothing runs.
+func (s *supervisor) goOver(ctx context.Context, now *running, c config.NodeConfig, profiles []string, b vendors.Set,
+) (next *running, refused, err error) {
+	left := s.yield(now)
+	next, refused = s.replace(ctx, now, left, c, profiles, b)
+	if refused == nil {
+		return next, nil, nil
+	}
 	if b, err = s.open(now.config); err == nil {
-		next, err = s.replace(ctx, now, left, now.config, b)
+		next, err = s.replace(ctx, now, left, now.config, now.profiles, b)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("go back to the configuration before: %w", err), s.stop(now))
+		return nil, refused, errors.Join(fmt.Errorf("go back to the configuration before: %w", err), s.stop(now))
 	}
-	return next, nil
+	return next, refused, nil
 }
 
 // quietly reports whether the change is one that no agent sees.
@@ -340,12 +385,15 @@ func keep(ctx context.Context, before, c config.NodeConfig) config.NodeConfig {
 }
 
 // start makes an agent and runs it, until its cancel is called. The backends are its
-// own from then on.
-func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b vendors.Set, h agent.Handoff) (*running, error) {
-	r := &running{config: c, registry: prometheus.NewRegistry(), ended: make(chan error, 1), release: sync.OnceValue(b.Close)}
+// own from then on. profiles are offered beside what the configuration names.
+func (s *supervisor) start(ctx context.Context, c config.NodeConfig, profiles []string, b vendors.Set, h agent.Handoff,
+) (*running, error) {
+	r := &running{
+		config: c, profiles: profiles, registry: prometheus.NewRegistry(), ended: make(chan error, 1), release: sync.OnceValue(b.Close),
+	}
 	var err error
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if r.nodeAgent, err = s.build(ctx, c, b, r.registry, h); err != nil {
+	if r.nodeAgent, err = s.build(ctx, nodeconfig.WithProfiles(c, profiles), b, r.registry, h); err != nil {
 		r.cancel()
 		return nil, errors.Join(err, r.release())
 	}

@@ -259,7 +259,7 @@ func (d *daemon) write(keys string) {
 func (d *daemon) start() {
 	d.t.Helper()
 	source, err := nodeconfig.NewSource(nodeconfig.SourceOptions{
-		Places: nodeconfig.Places{Files: []string{d.file}}, Vendors: []string{"enflame"}, Node: "node-1", Client: d.client,
+		Places: nodeconfig.Places{Files: []string{d.file}}, Vendors: []string{"enflame", "nvidia"}, Node: "node-1", Client: d.client,
 	})
 	if err != nil {
 		d.t.Fatal(err)

@@ -63,10 +63,20 @@ var (
 		"DeviceRecovered", corev1.EventTypeNormal, "Node", Node,
 		"A device recovered, and new pods can be placed on it again.",
 	})
+	DeviceNotOffered = define(Kind{
+		"DeviceNotOffered", corev1.EventTypeWarning, "Node", Node,
+		"A device works and is not offered as it is set up, such as a MIG device that is a part of its GPU instance. The " +
+			"message gives the remedy.",
+	})
+	PartitionsChanged = define(Kind{
+		"PartitionsChanged", corev1.EventTypeNormal, "Node", Node,
+		"The profiles of the node's MIG devices changed, and with them the resources that it offers.",
+	})
 	ResourceNotOffered = define(Kind{
 		"ResourceNotOffered", corev1.EventTypeWarning, "Node", Node,
 		"A resource cannot be offered as configured. The message gives the reason: a missing library, a list too long for kubelet, pods " +
-			"that hold units of another size, or a state file or CDI specification that cannot be written. [node.md](../node.md) " +
+			"that hold units of another size, MIG devices that differ by migStrategy `single`, or a state file or CDI specification that " +
+			"cannot be written. [node.md](../node.md) " +
 			"describes what is withheld meanwhile.",
 	})
 	ResourceAbsent = define(Kind{

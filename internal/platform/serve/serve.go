@@ -63,14 +63,21 @@ func Metrics(registry prometheus.Gatherer) http.Handler {
 	return mux
 }
 
-// NewProbes returns a handler of GET /healthz, /readyz and /metrics. alive may be nil.
-func NewProbes(alive func(context.Context) error, ready func() error, registry prometheus.Gatherer) http.Handler {
-	answer := func(w http.ResponseWriter, err error) {
+// NewProbes returns a handler of GET /healthz, /readyz and /metrics. alive may be nil. Each of
+// details adds a line to the text of /readyz, unless it is empty.
+func NewProbes(alive func(context.Context) error, ready func() error, registry prometheus.Gatherer,
+	details ...func() string) http.Handler {
+	answer := func(w http.ResponseWriter, err error, details ...func() string) {
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+		} else {
+			fmt.Fprintln(w, "ok")
 		}
-		fmt.Fprintln(w, "ok")
+		for _, d := range details {
+			if text := d(); text != "" {
+				fmt.Fprintln(w, text)
+			}
+		}
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", Metrics(registry))
@@ -81,7 +88,7 @@ func NewProbes(alive func(context.Context) error, ready func() error, registry p
 		}
 		answer(w, err)
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, ready()) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, ready(), details...) })
 	return mux
 }
 

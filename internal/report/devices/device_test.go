@@ -347,3 +347,24 @@ func TestChipsOfBoards(t *testing.T) {
 		t.Errorf("release of the chip: %v", err)
 	}
 }
+
+// TestQuarantineOfADeviceWithPartitions: the device is in no inventory, and its partitions
+// name it.
+func TestQuarantineOfADeviceWithPartitions(t *testing.T) {
+	n := node(t, wire.RequestAnswer{})
+	inventory, err := wire.EncodeInventory([]accel.Inventory{{Resource: "nvidia.com/mig-1g.5gb", Shares: []accel.Share{
+		{Units: 1, Device: accel.Device{
+			Index: accel.PartitionIndex(0, 0), ID: "p", Parent: "a", Profile: "1g.5gb", NUMANode: accel.NoNUMA,
+		}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Annotations[wire.InventoryAnnotation] = inventory
+	if err := check(n, wire.DeviceRequest{Verb: wire.QuarantineDevices, Devices: []accel.DeviceID{"a", "p"}}); err != nil {
+		t.Error(err)
+	}
+	if err := check(n, wire.DeviceRequest{Verb: wire.ReleaseDevices, Devices: []accel.DeviceID{"a"}}); err == nil {
+		t.Error("a device that is not in quarantine can be released")
+	}
+}

@@ -42,8 +42,9 @@ type device struct {
 	Cause  string    `json:"cause,omitempty"`
 	Reason string    `json:"reason,omitempty"`
 
-	chips int
-	entry bool // it can be released
+	chips  int
+	parent accel.DeviceID
+	entry  bool // it can be released
 }
 
 // describe lists the devices of a node by what its object says.
@@ -69,11 +70,13 @@ func describe(node string, annotations map[string]string) ([]device, error) {
 		i := slices.IndexFunc(out, func(d device) bool { return d.UUID == q.Device })
 		switch {
 		case i >= 0:
-			d.Index, d.Model, d.chips, d.State = out[i].Index, out[i].Model, out[i].chips, quarantined
+			d.Index, d.Model, d.chips, d.parent, d.State = out[i].Index, out[i].Model, out[i].chips, out[i].parent, quarantined
 			out[i] = d
 			continue
 		case slices.ContainsFunc(out, func(d device) bool { return d.chips > 1 && strings.Contains(d.Reason, string(q.Device)) }):
 			d.State = quarantined // a chip of a board
+		case slices.ContainsFunc(out, func(d device) bool { return d.parent == q.Device && q.Device != "" }):
+			d.State = quarantined // its partitions are on the node
 		}
 		out = append(out, d)
 	}
@@ -84,7 +87,7 @@ func describe(node string, annotations map[string]string) ([]device, error) {
 // add adds a device of an inventory. One that several resources are made of is in
 // several inventories, and unhealthy if it is so in all of them.
 func add(devices []device, node string, s accel.Share) []device {
-	d := device{Node: node, Index: s.Index, UUID: s.ID, Model: s.Model, State: healthy, chips: s.Chips}
+	d := device{Node: node, Index: s.Index, UUID: s.ID, Model: s.Model, State: healthy, chips: s.Chips, parent: s.Parent}
 	switch {
 	case !s.Health.Unhealthy || strings.HasPrefix(s.Health.Reason, accel.ReasonGivenOut):
 	case !s.Health.Quarantined.IsZero():
@@ -145,7 +148,7 @@ func write(out io.Writer, devices []device, output string) error {
 			since = d.Since.Format(time.RFC3339)
 		}
 		fmt.Fprintln(w, strings.Join([]string{
-			d.Node, strconv.Itoa(d.Index), string(d.UUID), cmp.Or(d.Model, "-"), d.State, since, printable(d.Reason),
+			d.Node, accel.IndexText(d.Index), string(d.UUID), cmp.Or(d.Model, "-"), d.State, since, printable(d.Reason),
 		}, "\t"))
 	}
 	return w.Flush()

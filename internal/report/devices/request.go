@@ -140,6 +140,10 @@ func check(node *corev1.Node, request wire.DeviceRequest) error {
 	}
 	boards := slices.ContainsFunc(d, func(d device) bool { return d.chips > 1 }) // whose chips are not listed
 	for _, id := range request.Devices {
+		// A device that is cut into partitions is in no inventory.
+		if request.Verb == wire.QuarantineDevices && slices.ContainsFunc(d, func(d device) bool { return d.parent == id && id != "" }) {
+			continue
+		}
 		i := slices.IndexFunc(d, func(d device) bool { return d.UUID == id })
 		switch {
 		case i < 0 && (request.Verb == wire.ReleaseDevices || !boards):

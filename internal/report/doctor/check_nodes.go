@@ -216,7 +216,7 @@ func checkDevices(s *Snapshot, f *findings) {
 					strings.HasPrefix(share.Health.Reason, accel.ReasonGivenOut) {
 					continue
 				}
-				f.add(Warning, fmt.Sprintf("Node %s, device %d (%s)", n.Name, share.Index, share.ID),
+				f.add(Warning, fmt.Sprintf("Node %s, device %s (%s)", n.Name, accel.IndexText(share.Index), share.ID),
 					"no new pods are placed on it: "+share.Health.Reason,
 					"See docs/health.md for the causes and how a device recovers.")
 			}
@@ -235,13 +235,16 @@ func checkQuarantine(n *corev1.Node, all []accel.Inventory, f *findings) {
 	}
 	for _, d := range q.Devices {
 		here := slices.ContainsFunc(all, func(in accel.Inventory) bool {
-			return slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return s.ID == d.Device || s.Chips > 1 })
+			return slices.ContainsFunc(in.Shares, func(s accel.Share) bool {
+				return s.ID == d.Device || s.Parent == d.Device ||
+					s.Chips > 1
+			})
 		})
 		remedy := "Repair or replace it (docs/quarantine.md), then release it with this command."
 		if !here {
 			remedy = "It is not on the node now. If it was replaced, this command removes it from the list."
 		}
-		f.add(Warning, fmt.Sprintf("%s, device %d (%s)", object, d.Index, d.Device),
+		f.add(Warning, fmt.Sprintf("%s, device %s (%s)", object, accel.IndexText(d.Index), d.Device),
 			fmt.Sprintf("it is in quarantine since %s: %s", d.Since.Format(time.RFC3339), d.Reason), remedy,
 			"kubectl divvy device release "+n.Name+" "+string(d.Device))
 	}

@@ -194,7 +194,7 @@ func checkGrants(s *Snapshot, f *findings) {
 	for k, units := range granted {
 		for _, share := range memory[k.node][k.resource].Shares {
 			if share.ID == k.id && units > int64(share.Units) {
-				f.add(Error, fmt.Sprintf("Node %s, device %d (%s)", k.node, share.Index, k.id),
+				f.add(Error, fmt.Sprintf("Node %s, device %s (%s)", k.node, accel.IndexText(share.Index), k.id),
 					fmt.Sprintf("pods hold %d of %s on it, but it has only %d: %s", units, k.resource, share.Units, list(holders[k])),
 					"Delete one of the pods. This happens if pods bypass the scheduler, because kubelet then allocates any free units.")
 			}

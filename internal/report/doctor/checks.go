@@ -80,6 +80,10 @@ var checks = []Check{
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkOtherPlugins,
 	},
 	{
+		Name: "node-setup", Group: groupNodes, Title: "containers get NVIDIA's GPUs as they are allocated, and in no other way",
+		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkSetup,
+	},
+	{
 		Name: "kubelet", Group: groupNodes, Title: "the version of kubelet is supported, and kubelet accepts the number of units",
 		Needs: []Source{SourceNodes, SourceConfigMaps, SourceWorkloads}, skip: nothingInstalled, run: checkKubelet,
 	},

@@ -455,6 +455,57 @@ func TestFaults(t *testing.T) {
 			},
 			Error, "Pod divvy-system/divvy-node-x", "another device plugin answers", "Remove", "",
 		},
+		"HAMi's plugin on the same node": {
+			"other-plugins", func(w *world) {
+				w.Nodes[0].Labels["divvy.dev/nvidia.present"] = "true"
+				p := running(kubeSystem, "hami-device-plugin-1", program(w.Release(), w.DaemonSets, nameNode).Spec.Template)
+				p.Labels = nil
+				w.Pods = append(w.Pods, p)
+			},
+			Error, "Pod kube-system/hami-device-plugin-1", "node node-a beside divvy-node", "docs/migrating.md",
+			"kubectl delete pod hami-device-plugin-1 -n kube-system",
+		},
+		"another way than the node calls for": {
+			"node-setup", func(w *world) {
+				w.setup(wire.NodeSetup{Injection: []string{"environment"}, Pinned: true, Detected: "cdi",
+					Why: "containerd adds CDI devices"})
+			},
+			Warning, "Node node-a", "by environment, as configured, but the node calls for cdi: containerd adds", "[auto]", "",
+		},
+		"CDI specifications that contradict each other": {
+			"node-setup", func(w *world) {
+				w.setup(wire.NodeSetup{Injection: []string{"cdi"}, Detected: "cdi",
+					Findings: []wire.SetupFinding{{Kind: "cdi-conflict", What: "a and b define the same devices"}}})
+			},
+			Error, "Node node-a", "a and b define the same devices", "Remove the file", "",
+		},
+		"what NVIDIA's plugin left": {
+			"node-setup", func(w *world) {
+				w.setup(wire.NodeSetup{Injection: []string{"cdi"}, Detected: "cdi",
+					Findings: []wire.SetupFinding{{Kind: "cdi-stale", What: "x.json was written by NVIDIA's device plugin"}}})
+			},
+			Warning, "Node node-a", "x.json was written", "once no container runs", "",
+		},
+		"any container gets GPUs": {
+			"node-setup", func(w *world) {
+				w.setup(wire.NodeSetup{Injection: []string{"environment"}, Detected: "environment",
+					Findings: []wire.SetupFinding{{Kind: "environment", What: "any container gets the GPUs"}}})
+			},
+			Warning, "Node node-a", "any container gets the GPUs", "as-volume-mounts = true", "",
+		},
+		"a setup of a newer release": {
+			"node-setup", func(w *world) { w.Nodes[0].Annotations[wire.SetupAnnotation] = `{"v":9}` }, Warning, "Node node-a",
+			"cannot be parsed", "writes it again", "kubectl annotate node node-a divvy.dev/node-setup-",
+		},
+		"the toolkit's NRI plugin": {
+			"node-setup", func(w *world) {
+				d := appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-container-toolkit-daemonset"}}
+				d.Spec.Template.Spec.Containers = []corev1.Container{{Env: []corev1.EnvVar{{Name: "ENABLE_NRI_PLUGIN", Value: "true"}}}}
+				w.DaemonSets = append(w.DaemonSets, d)
+			},
+			Warning, "DaemonSet gpu-operator/nvidia-container-toolkit-daemonset", "whether or not a device plugin allocated them",
+			"admission policy", "",
+		},
 		"an old kubelet": {
 			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.28.1" }, Error, "Node node-a",
 			"Divvy requires 1.30.0", "Upgrade kubelet", "",
@@ -1068,6 +1119,43 @@ func TestHostileSnapshots(t *testing.T) {
 				}
 				if format == JSON && !json.Valid([]byte(b.String())) {
 					t.Error("no JSON")
+				}
+			}
+		})
+	}
+}
+
+// setup publishes what the daemon found of the node's container runtime.
+func (w *world) setup(s wire.NodeSetup) {
+	text, err := wire.EncodeSetup(&s)
+	if err != nil {
+		panic(err)
+	}
+	w.Nodes[0].Annotations[wire.SetupAnnotation] = text
+}
+
+// A node on which the plugin that wrote a specification runs, and ways that need no other.
+func TestSetupsWithoutFindings(t *testing.T) {
+	for name, change := range map[string]func(*world){
+		"the plugin runs": func(w *world) {
+			w.setup(wire.NodeSetup{Injection: []string{"cdi"}, Detected: "cdi",
+				Findings: []wire.SetupFinding{{Kind: "cdi-stale", What: "x"}}})
+			w.Pods = append(w.Pods, running(kubeSystem, "nvidia-device-plugin-daemonset-1",
+				corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "x"}}}}))
+		},
+		"annotations in addition": func(w *world) {
+			w.setup(wire.NodeSetup{Injection: []string{"cdiAnnotations"}, Pinned: true, Detected: "cdi"})
+		},
+		"the variable is always set": func(w *world) {
+			w.setup(wire.NodeSetup{Injection: []string{"deviceNodes"}, Pinned: true, Detected: "environment"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := healthy(t)
+			change(w)
+			for _, r := range Examine(w.Snapshot).Results {
+				if r.Check == "node-setup" && len(r.Findings) > 0 {
+					t.Errorf("findings: %+v", r.Findings)
 				}
 			}
 		})

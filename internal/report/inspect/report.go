@@ -55,7 +55,8 @@ type Node struct {
 
 // Device is one device of a node.
 type Device struct {
-	// ID is the device's index on its node.
+	// ID is the device's index on its node; of a partition, accel.IndexText of it is
+	// Partition.
 	ID        int         `json:"id"`
 	Total     accel.Units `json:"totalGCU"`
 	Used      accel.Units `json:"usedGCU"`
@@ -73,8 +74,13 @@ type Device struct {
 	// Chip is the device's position on its board.
 	Chip int `json:"chip,omitempty"`
 	// Chips is how many chips the device is made of, when it is a whole board.
-	Chips     int  `json:"chips,omitempty"`
-	Unhealthy bool `json:"unhealthy,omitempty"`
+	Chips int `json:"chips,omitempty"`
+	// Partition is the number of a partition, such as "0:1", Parent the device that it
+	// is cut from, and Profile its size; "" for a whole device.
+	Partition string         `json:"partition,omitempty"`
+	Parent    accel.DeviceID `json:"parent,omitempty"`
+	Profile   string         `json:"profile,omitempty"`
+	Unhealthy bool           `json:"unhealthy,omitempty"`
 	// Reason says why the device is unhealthy.
 	Reason string `json:"reason,omitempty"`
 	// Quarantined is since when the device takes no pods until it is released, zero
@@ -173,11 +179,14 @@ func (n *Node) withdraw() {
 func deviceOf(s accel.Share, used accel.Units, pods []Pod) Device {
 	d := Device{
 		ID: s.Index, Total: s.Units, Used: used, Available: max(s.Units-used, 0), Pods: pods,
-		UUID: s.ID, Model: s.Model, Board: s.Board, Chip: s.Chip, Chips: s.Chips,
+		UUID: s.ID, Model: s.Model, Board: s.Board, Chip: s.Chip, Chips: s.Chips, Parent: s.Parent, Profile: s.Profile,
 		Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason, Quarantined: s.Health.Quarantined,
 	}
 	if s.NUMANode != accel.NoNUMA {
 		d.NUMANode = &s.NUMANode
+	}
+	if _, _, ok := accel.SplitIndex(s.Index); ok {
+		d.Partition = accel.IndexText(s.Index)
 	}
 	return d
 }

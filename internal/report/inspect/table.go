@@ -84,6 +84,8 @@ func (n Node) shared() string {
 		return "in " + unitName(n.Unit)
 	case slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Total > 1 }):
 		return "in time slices"
+	case slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Profile != "" }):
+		return "as partitions"
 	}
 	return "as whole devices"
 }
@@ -97,6 +99,10 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 	if boards {
 		g.columns = append(g.columns, column{title: "CHIPS", right: true})
 	}
+	profiles := slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Profile != "" })
+	if profiles {
+		g.columns = append(g.columns, column{title: "PROFILE"})
+	}
 	if wide {
 		g.columns = append(g.columns, column{title: "UUID"}, column{title: "NUMA"}, column{title: "BOARD"})
 	}
@@ -107,10 +113,13 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		g.columns = append(g.columns, column{title: "CONFIRMED"}, column{title: "CREATED"}, column{title: "POD UID"})
 	}
 	// device begins the row of a device.
-	device := func(card, chips, uuid, numa, board string, rest ...string) []string {
+	device := func(card, chips, profile, uuid, numa, board string, rest ...string) []string {
 		row := []string{card}
 		if boards {
 			row = append(row, chips)
+		}
+		if profiles {
+			row = append(row, profile)
 		}
 		if wide {
 			row = append(row, uuid, numa, board)
@@ -123,31 +132,32 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		switch {
 		case !d.Quarantined.IsZero():
 			health = "QUARANTINE"
-			notes = append(notes, fmt.Sprintf("card %d is in quarantine since %s: %s; %s", d.ID, d.Quarantined.Format(time.RFC3339),
+			notes = append(notes, fmt.Sprintf("card %s is in quarantine since %s: %s; %s", accel.IndexText(d.ID),
+				d.Quarantined.Format(time.RFC3339),
 				cmp.Or(d.Reason, "-"), n.release(d)))
 		case d.Unhealthy:
 			health = "UNHEALTHY"
 			if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
 				health = "given out" // nothing is wrong with it
 			}
-			notes = append(notes, fmt.Sprintf("no new pods are placed on card %d: %s", d.ID, cmp.Or(d.Reason, "-")))
+			notes = append(notes, fmt.Sprintf("no new pods are placed on card %s: %s", accel.IndexText(d.ID), cmp.Or(d.Reason, "-")))
 		}
 		numa := "-"
 		if d.NUMANode != nil {
 			numa = strconv.Itoa(*d.NUMANode)
 		}
-		g.addPods(d.Pods, wide, device(strconv.Itoa(d.ID), strconv.Itoa(max(d.Chips, 1)), string(d.UUID), numa, place(d),
-			cmp.Or(d.Model, "-"), health, number(d.Total), number(d.Used), number(d.Available), bar(d.Used, d.Total)))
+		g.addPods(d.Pods, wide, device(accel.IndexText(d.ID), strconv.Itoa(max(d.Chips, 1)), cmp.Or(d.Profile, "-"), string(d.UUID), numa,
+			place(d), cmp.Or(d.Model, "-"), health, number(d.Total), number(d.Used), number(d.Available), bar(d.Used, d.Total)))
 	}
 	if len(n.Unplaced) > 0 {
 		var used accel.Units
 		for _, p := range n.Unplaced {
 			used += p.Used
 		}
-		g.addPods(n.Unplaced, wide, device("?", "", "", "", "", "", "", "", number(used), "", ""))
+		g.addPods(n.Unplaced, wide, device("?", "", "", "", "", "", "", "", "", number(used), "", ""))
 		notes = append(notes, "?: the node has not reported the card of these pods yet, or the card is lost")
 	}
-	g.add(device("sum", "", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), bar(n.Used, n.Total))...)
+	g.add(device("sum", "", "", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), bar(n.Used, n.Total))...)
 	if err := g.write(w, "  "); err != nil {
 		return err
 	}
@@ -160,10 +170,14 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 }
 
 // release says how a device gets out of quarantine. A board has the id of its first
-// chip, which need not be the one that is in quarantine.
+// chip, which need not be the one that is in quarantine, and a partition may be so with
+// its parent.
 func (n Node) release(d Device) string {
-	if d.Chips > 1 {
+	switch {
+	case d.Chips > 1:
 		return "to find the chip and how to release it, run: kubectl divvy device list " + n.Name
+	case d.Parent != "":
+		return "to find out whether it or its device is to be released, run: kubectl divvy device list " + n.Name
 	}
 	return fmt.Sprintf("to release it, run: kubectl divvy device release %s %s", n.Name, d.UUID)
 }

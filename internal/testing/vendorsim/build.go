@@ -36,13 +36,16 @@ type library struct {
 }
 
 var libraries = map[string]library{
-	Enflame:  {file: "libefml.so.1.0.0", soname: "libefml.so.1", sources: []string{"efml.c"}},
-	NVIDIA:   {file: "libnvidia-ml.so.1", soname: "libnvidia-ml.so.1", sources: []string{"nvml.c", "nvmlabi.c"}},
+	Enflame: {file: "libefml.so.1.0.0", soname: "libefml.so.1", sources: []string{"efml.c"}},
+	NVIDIA: {
+		file: "libnvidia-ml.so.1", soname: "libnvidia-ml.so.1",
+		sources: []string{"nvml.c", "nvmlmig.c", "nvmlprocess.c", "nvmlabi.c"},
+	},
 	Iluvatar: {file: "libixml.so", soname: "libixml.so", sources: []string{"ixml.c", "nvmlabi.c"}},
 }
 
 // commonSources are in every stand-in.
-var commonSources = []string{"sim.c", "topology.c"}
+var commonSources = []string{"sim.c", "topology.c", "mig.c"}
 
 // LibraryName is the file that Build makes for a vendor, one of Vendors; ""
 // for others.

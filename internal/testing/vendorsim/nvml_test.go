@@ -29,6 +29,11 @@ type (
 		Type, Data                   uint64
 		GPUInstance, ComputeInstance uint32
 	}
+	nvmlProcess struct {
+		PID                          uint32
+		Used                         uint64
+		GPUInstance, ComputeInstance uint32
+	}
 )
 
 // nvmlABI is a stand-in for a library with NVML's functions.
@@ -97,6 +102,11 @@ type nvml struct {
 	Affinity    func(uintptr, uint32, *uint64, uint32) int32
 	Compute     func(uintptr, *int32, *int32) int32
 	MIG         func(uintptr, *uint32, *uint32) int32
+	Mode        func(uintptr, *int32) int32
+	Persistence func(uintptr, *int32) int32
+	Processes   func(uintptr, *uint32, *nvmlProcess) int32
+	Graphics    func(uintptr, *uint32, *nvmlProcess) int32
+	MPS         func(uintptr, *uint32, *nvmlProcess) int32
 	Rows        func(_ uintptr, _, _, _, _ *uint32) int32
 	LaneState   func(uintptr, uint32, *int32) int32
 	LanePCI     func(uintptr, uint32, *nvmlPCI) int32
@@ -106,13 +116,18 @@ func loadNVML(t testing.TB, topology vendorsim.Topology) *nvml {
 	t.Helper()
 	l := &nvml{}
 	l.load(t, vendorsim.NVIDIA, purego.RTLD_LAZY|purego.RTLD_LOCAL, topology, map[string]any{
-		"nvmlErrorString":                     &l.ErrorString,
-		"nvmlDeviceGetMemoryAffinity":         &l.Affinity,
-		"nvmlDeviceGetCudaComputeCapability":  &l.Compute,
-		"nvmlDeviceGetMigMode":                &l.MIG,
-		"nvmlDeviceGetRemappedRows":           &l.Rows,
-		"nvmlDeviceGetNvLinkState":            &l.LaneState,
-		"nvmlDeviceGetNvLinkRemotePciInfo_v2": &l.LanePCI,
+		"nvmlErrorString":                            &l.ErrorString,
+		"nvmlDeviceGetMemoryAffinity":                &l.Affinity,
+		"nvmlDeviceGetCudaComputeCapability":         &l.Compute,
+		"nvmlDeviceGetMigMode":                       &l.MIG,
+		"nvmlDeviceGetComputeMode":                   &l.Mode,
+		"nvmlDeviceGetPersistenceMode":               &l.Persistence,
+		"nvmlDeviceGetComputeRunningProcesses_v3":    &l.Processes,
+		"nvmlDeviceGetGraphicsRunningProcesses_v3":   &l.Graphics,
+		"nvmlDeviceGetMPSComputeRunningProcesses_v3": &l.MPS,
+		"nvmlDeviceGetRemappedRows":                  &l.Rows,
+		"nvmlDeviceGetNvLinkState":                   &l.LaneState,
+		"nvmlDeviceGetNvLinkRemotePciInfo_v2":        &l.LanePCI,
 	})
 	return l
 }
@@ -230,6 +245,58 @@ func TestNVMLDescribesGPUs(t *testing.T) {
 	wantCode(t, "nvmlDeviceGetHandleByIndex_v2 of none", l.At(2, &same), 2)
 	wantCode(t, "nvmlShutdown", l.Shutdown(), 0)
 	wantCode(t, "nvmlDeviceGetIndex after nvmlShutdown", l.Index(other, &u), 1)
+}
+
+func TestNVMLProcesses(t *testing.T) {
+	cards := append(vendorsim.GCUs(1, 1024), vendorsim.GPUs(2, 40960)...)
+	cards[2].UsedMiB = 100
+	topology := vendorsim.Topology{Cards: cards, Processes: []vendorsim.Process{
+		{Card: 2, PID: 4711, MemoryMiB: 300}, {Card: 1, PID: 9, MemoryMiB: 1}, {Card: 2, PID: 4712, MemoryMiB: vendorsim.UnknownMemory},
+	}}
+	l := loadNVML(t, topology)
+	wantCode(t, "nvmlInit_v2", l.Init(), 0)
+	gpu := l.at(t, 1)
+	var got [3]nvmlProcess
+	for _, room := range []uint32{0, 1} {
+		n := room
+		wantCode(t, "nvmlDeviceGetComputeRunningProcesses_v3 into too little", l.Processes(gpu, &n, &got[0]), 7)
+		if n != 2 {
+			t.Errorf("with room for %d, the call says that there are %d processes, want 2", room, n)
+		}
+	}
+	n := uint32(len(got))
+	wantCode(t, "nvmlDeviceGetComputeRunningProcesses_v3", l.Processes(gpu, &n, &got[0]), 0)
+	none := ^uint32(0)
+	want := [3]nvmlProcess{{4711, 300 << 20, none, none}, {4712, ^uint64(0), none, none}}
+	if n != 2 || got[0] != want[0] || got[1] != want[1] {
+		t.Errorf("%d processes: %+v, want %+v", n, got, want)
+	}
+	for call, f := range map[string]func(uintptr, *uint32, *nvmlProcess) int32{
+		"nvmlDeviceGetGraphicsRunningProcesses_v3": l.Graphics, "nvmlDeviceGetMPSComputeRunningProcesses_v3": l.MPS,
+	} {
+		n = 0
+		wantCode(t, call, f(gpu, &n, nil), 0)
+		if n != 0 {
+			t.Errorf("%s: %d processes", call, n)
+		}
+	}
+	wantCode(t, "nvmlDeviceGetComputeRunningProcesses_v3 without a count", l.Processes(gpu, nil, nil), 2)
+	n = 1
+	wantCode(t, "nvmlDeviceGetComputeRunningProcesses_v3 without a list", l.Processes(gpu, &n, nil), 2)
+	memory := nvmlMemoryV2{Version: uint32(unsafe.Sizeof(nvmlMemoryV2{})) | 2<<24}
+	wantCode(t, "nvmlDeviceGetMemoryInfo_v2", l.MemoryV2(gpu, &memory), 0)
+	if memory.Used != 400<<20 || memory.Free != 40560<<20 {
+		t.Errorf("memory: %+v, want the processes' in it", memory)
+	}
+	for call, f := range map[string]func(uintptr, *int32) int32{
+		"nvmlDeviceGetComputeMode": l.Mode, "nvmlDeviceGetPersistenceMode": l.Persistence,
+	} {
+		mode := int32(7)
+		wantCode(t, call, f(gpu, &mode), 0)
+		if mode != 0 {
+			t.Errorf("%s: %d, want 0", call, mode)
+		}
+	}
 }
 
 func TestNVMLDriverStates(t *testing.T) {

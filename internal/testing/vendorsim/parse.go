@@ -49,15 +49,19 @@ type parser struct {
 	// section is the name of the section of this line, "" before the first;
 	// key sets its keys, and is nil while a section that is a mistake is
 	// passed over.
-	section string
-	key     func(key, value string) error
-	seen    map[string]bool // keys of this section
-	card    *cardSection    // of this section, nil outside of cards
-	link    *linkSection    // of this section, nil outside of links
-	driver  *Driver         // of this section, when key is driverKey
-	library *Library        // of this section, when key is libraryKey
-	cards   map[int]*cardSection
-	links   []*linkSection
+	section   string
+	key       func(key, value string) error
+	seen      map[string]bool // keys of this section
+	card      *cardSection    // of this section, nil outside of cards
+	mig       *migSection     // of this section, nil outside of MIG devices
+	link      *linkSection    // of this section, nil outside of links
+	process   *processSection // of this section, nil outside of processes
+	driver    *Driver         // of this section, when key is driverKey
+	library   *Library        // of this section, when key is libraryKey
+	cards     map[int]*cardSection
+	migs      []*migSection
+	links     []*linkSection
+	processes []*processSection
 	// drivers and libraries are the sections so far, by vendor, "" for the
 	// general ones.
 	drivers   map[string]*Driver
@@ -72,6 +76,11 @@ type mistake struct {
 type cardSection struct {
 	card Card
 	line int
+}
+
+type migSection struct {
+	MIGDevice
+	card, line int
 }
 
 type linkSection struct {
@@ -100,7 +109,9 @@ func (p *parser) parse(data []byte) {
 	}
 	p.endSection()
 	if p.gatherCards() {
+		p.gatherMIG()
 		p.gatherLinks()
+		p.gatherProcesses()
 	}
 	p.gatherSettings()
 }
@@ -132,7 +143,8 @@ func (p *parser) parseLine(line string) error {
 }
 
 func (p *parser) beginSection(line string) error {
-	p.section, p.key, p.card, p.link, p.seen = line, nil, nil, nil, map[string]bool{}
+	p.section, p.key, p.seen = line, nil, map[string]bool{}
+	p.card, p.mig, p.link, p.process = nil, nil, nil, nil
 	if !strings.HasSuffix(line, "]") {
 		return errors.New("a section has no closing ]")
 	}
@@ -156,8 +168,12 @@ func (p *parser) beginSection(line string) error {
 		return err
 	case word == "card" && rest != "":
 		return p.beginCard(rest)
+	case word == "mig" && rest != "":
+		return p.beginMIG(rest)
 	case word == "link" && rest != "":
 		return p.beginLink(rest)
+	case word == "process" && rest != "":
+		return p.beginProcess(rest)
 	}
 	return fmt.Errorf("unknown section [%s]", name)
 }
@@ -188,6 +204,31 @@ func (p *parser) beginCard(number string) error {
 	p.card = &cardSection{card: Card{NUMA: -1}, line: p.line}
 	p.cards[index] = p.card
 	p.key = p.cardKey
+	return nil
+}
+
+func (p *parser) beginMIG(numbers string) error {
+	first, second, ok := strings.Cut(numbers, ".")
+	if !ok {
+		return fmt.Errorf("mig = \"%s\" is not a card and a number such as 0.1", numbers)
+	}
+	card, err := parseInteger("mig", trim(first), 0, maxCards-1)
+	if err != nil {
+		return err
+	}
+	index, err := parseInteger("number of the mig", trim(second), 0, MaxMIGDevices-1)
+	if err != nil {
+		return err
+	}
+	for _, m := range p.migs {
+		if m.card == int(card) && m.Index == int(index) {
+			return fmt.Errorf("mig %d.%d is described twice, first in line %d", card, index, m.line)
+		}
+	}
+	p.mig = &migSection{MIGDevice: MIGDevice{Index: int(index)}, card: int(card), line: p.line}
+	p.migs = append(p.migs, p.mig)
+	p.section = migSectionName(p.mig.card, p.mig.Index)
+	p.key = p.migKey
 	return nil
 }
 
@@ -228,6 +269,16 @@ func (p *parser) endSection() {
 	if p.link != nil && !p.seen["lanes"] {
 		p.wrong(p.link.line, fmt.Errorf("%s has no lanes", p.section))
 	}
+	if p.mig != nil && !p.seen["profile"] {
+		p.wrong(p.mig.line, fmt.Errorf("%s has no profile", p.section))
+	}
+	if p.process != nil {
+		for _, key := range []string{"card", "pid", "mib"} {
+			if !p.seen[key] {
+				p.wrong(p.process.line, fmt.Errorf("%s has no %s", p.section, key))
+			}
+		}
+	}
 	if p.card == nil {
 		return
 	}
@@ -257,6 +308,24 @@ func (p *parser) gatherCards() bool {
 		p.topology.Cards = append(p.topology.Cards, c.card)
 	}
 	return true
+}
+
+// gatherMIG moves the MIG devices into their cards, which are there.
+func (p *parser) gatherMIG() {
+	cards := p.topology.Cards
+	slices.SortFunc(p.migs, func(a, b *migSection) int { return cmp.Compare(a.Index, b.Index) })
+	for _, m := range p.migs {
+		name := migSectionName(m.card, m.Index)
+		if m.card >= len(cards) {
+			p.wrong(m.line, fmt.Errorf("%s names a card that is not there", name))
+			continue
+		}
+		c := &cards[m.card]
+		if err := c.checkMIGProfile(m.Profile); err != nil {
+			p.wrong(m.line, fmt.Errorf("%s %w", name, err))
+		}
+		c.MIGDevices = append(c.MIGDevices, m.MIGDevice)
+	}
 }
 
 // gatherLinks moves the links into the topology; the cards are there.
@@ -425,6 +494,56 @@ func (p *parser) placeKey(key, value string) (err error) {
 		return err
 	}
 	return p.callKey(&c.Calls, key, value)
+}
+
+func (p *parser) migKey(key, value string) (err error) {
+	m := p.mig
+	switch key {
+	case "profile":
+		m.Profile = value
+		return checkText(key, value)
+	case "uuid":
+		m.UUID = value
+		return checkText(key, value)
+	case "gi":
+		var n int64
+		n, err = parseInteger(key, value, 0, gpuInstances-1)
+		m.GI = new(int(n))
+		return err
+	case "ci":
+		var n int64
+		n, err = parseInteger(key, value, 0, computeInstances-1)
+		m.CI = new(int(n))
+		return err
+	case "memory_mib":
+		var n int64
+		n, err = parseInteger(key, value, 0, math.MaxUint32)
+		m.MemoryMiB = new(n)
+		return err
+	case "caps":
+		m.Caps, err = parseCaps(value)
+		return err
+	case "xid":
+		m.XID, err = parseXID(value)
+		return err
+	}
+	return p.unknownKey(key)
+}
+
+func parseCaps(value string) (MIGCaps, error) {
+	if value == noCaps {
+		return MIGCaps{Missing: true}, nil
+	}
+	first, second, ok := strings.Cut(value, ",")
+	if !ok {
+		return MIGCaps{}, fmt.Errorf("caps = \"%s\" is not two minors such as 66,67, or none", value)
+	}
+	gpu, err := parseInteger("caps", trim(first), 1, maxMinor)
+	if err != nil {
+		return MIGCaps{}, err
+	}
+	compute, err := parseInteger("caps", trim(second), 1, maxMinor)
+	return MIGCaps{GPUInstance: int(gpu), ComputeInstance: int(compute)}, err
 }
 
 func (p *parser) linkKey(key, value string) (err error) {

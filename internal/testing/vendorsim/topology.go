@@ -31,6 +31,8 @@ type Topology struct {
 	Cards []Card
 	// Links are the direct connections between cards (NVLink).
 	Links []Link
+	// Processes are those that compute on NVIDIA's cards. They are numbered from 0.
+	Processes []Process
 }
 
 // Driver is the vendor's driver in the kernel.
@@ -117,6 +119,8 @@ type Card struct {
 	Compute string
 	// MIG says whether the card can be cut into partitions, and is.
 	MIG MIG
+	// MIGDevices are the card's, if it is in MIG mode. Only NVIDIA's have any.
+	MIGDevices []MIGDevice
 	// XID is the critical error that happened last. Another value than before
 	// is one more error.
 	XID XID
@@ -156,6 +160,10 @@ func (x XID) String() string {
 	return fmt.Sprintf("%d@%d", x.Code, x.Number)
 }
 
+func (x XID) check() error {
+	return cmp.Or(checkRange("xid", int64(x.Code), 1, maxXID), checkRange("number of the xid", int64(x.Number), 0, maxXIDNumber))
+}
+
 // Link is a direct connection between two cards of one vendor.
 type Link struct {
 	// A and B are numbers of cards, places in Topology.Cards.
@@ -186,6 +194,8 @@ const (
 	maxNUMA      = 1023
 	maxPosition  = 1023 // of a chip on its board
 	maxLinks     = 4096
+	maxProcesses = 256 // on all cards
+	maxPID       = 4194304
 	maxLanes     = 18 // NVML has room for no more
 	maxXID       = 999
 	maxXIDNumber = 1000000
@@ -278,6 +288,14 @@ func (t Topology) LibraryOf(vendor string) Library {
 	return t.Library
 }
 
+// MinorOf returns the number in the name of a card's device file.
+func (t Topology) MinorOf(card int) int {
+	if minor := t.Cards[card].Minor; minor != nil {
+		return *minor
+	}
+	return card
+}
+
 // Clone returns a copy that shares nothing with t.
 func (t Topology) Clone() Topology {
 	t.Library.Calls = t.Library.clone()
@@ -288,13 +306,13 @@ func (t Topology) Clone() Topology {
 		t.Libraries[vendor] = l
 	}
 	t.Links = slices.Clone(t.Links)
+	t.Processes = slices.Clone(t.Processes)
 	t.Cards = slices.Clone(t.Cards)
 	for i := range t.Cards {
 		c := &t.Cards[i]
 		c.Calls = c.Calls.clone()
-		if c.Minor != nil {
-			c.Minor = new(*c.Minor)
-		}
+		c.Minor = clonePointer(c.Minor)
+		c.MIGDevices = cloneMIG(c.MIGDevices)
 	}
 	return t
 }
@@ -360,6 +378,7 @@ func (t Topology) Validate() error {
 			check(where, err)
 		}
 		calls(where, c.Calls)
+		errs = append(errs, c.checkMIG(i)...)
 	}
 	if len(t.Links) > maxLinks {
 		check("links", fmt.Errorf("there are more than %d links", maxLinks))
@@ -381,6 +400,7 @@ func (t Topology) Validate() error {
 		pairs[pair] = true
 		check(where, checkRange("lanes", int64(l.Lanes), 1, maxLanes))
 	}
+	errs = append(errs, t.checkProcesses()...)
 	return errors.Join(errs...)
 }
 
@@ -402,9 +422,7 @@ func (c Card) checkPlace() []error {
 		errs = append(errs, checkMIG(string(c.MIG)))
 	}
 	if c.XID != (XID{}) {
-		errs = append(errs,
-			checkRange("xid", int64(c.XID.Code), 1, maxXID),
-			checkRange("number of the xid", int64(c.XID.Number), 0, maxXIDNumber))
+		errs = append(errs, c.XID.check())
 	}
 	return errs
 }
@@ -458,12 +476,18 @@ func (t Topology) Encode() ([]byte, error) {
 			fmt.Fprintf(&b, "delay_ms = %d\n", c.Calls.Delay.Milliseconds())
 		}
 		c.Calls.encode(&b)
+		for _, d := range c.MIGDevices {
+			d.encode(&b, i)
+		}
 	}
 	for _, l := range t.Links {
 		fmt.Fprintf(&b, "\n%s\nlanes = %d\n", l.section(), l.Lanes)
 		if l.OneWay {
 			b.WriteString("one_way = true\n")
 		}
+	}
+	for i, p := range t.Processes {
+		p.encode(&b, i)
 	}
 	return []byte(b.String()), nil
 }

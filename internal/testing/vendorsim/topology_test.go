@@ -65,9 +65,28 @@ memory_mib = 40960
 mig = disabled
 xid = 31
 health_bits = 0x8000000000000004
+[mig 2.3]
+profile = 1c.2g.10gb
+gi = 4
+ci = 1
+uuid = MIG-1
+memory_mib = 0
+caps = 66 , 67
+xid = 94@3
+[ mig 2 . 0 ]
+profile = 7g.40gb
+caps = none
 [link 2  3]
 lanes = 12
 one_way = true
+[process 7]
+card = 3
+pid = 4711
+mib = 300
+[process 0]
+card = 2
+pid = 4194304
+mib = n/a
 `
 
 // TestEveryVendorHasAStandIn: and no other has.
@@ -92,6 +111,7 @@ func TestParse(t *testing.T) {
 		Drivers:   map[string]vendorsim.Driver{"nvidia": {State: vendorsim.DriverAbsent, CUDA: "12.4"}},
 		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Delay: 7 * time.Millisecond}}},
 		Links:     []vendorsim.Link{{A: 2, B: 3, Lanes: 12, OneWay: true}},
+		Processes: []vendorsim.Process{{Card: 3, PID: 4711, MemoryMiB: 300}, {Card: 2, PID: 4194304, MemoryMiB: vendorsim.UnknownMemory}},
 		Cards: []vendorsim.Card{
 			{
 				Vendor: "enflame", Model: "S60", UUID: "U53000090104",
@@ -107,6 +127,13 @@ func TestParse(t *testing.T) {
 				Vendor: "nvidia", UUID: "GPU-1", MemoryMiB: 40960, NUMA: -1, Serial: "1650",
 				Board: "b0", Chip: 1, PCI: "00000000:3B:1f.7", Switch: "s 0", Compute: "9.0",
 				MIG: vendorsim.MIGEnabled, XID: vendorsim.XID{Code: 79, Number: 2},
+				MIGDevices: []vendorsim.MIGDevice{
+					{Profile: "7g.40gb", Caps: vendorsim.MIGCaps{Missing: true}},
+					{
+						Index: 3, Profile: "1c.2g.10gb", GI: new(4), CI: new(1), UUID: "MIG-1", MemoryMiB: new(int64(0)),
+						Caps: vendorsim.MIGCaps{GPUInstance: 66, ComputeInstance: 67}, XID: vendorsim.XID{Code: 94, Number: 3},
+					},
+				},
 			},
 			{
 				Vendor: "nvidia", UUID: "GPU-2", MemoryMiB: 40960, NUMA: -1,
@@ -221,6 +248,71 @@ var brokenFiles = map[string]struct {
 			`18: unknown key "speed" in [link 0 7]`,
 		},
 	},
+	"MIG devices": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 40960\n[card 1]\nvendor = enflame\nuuid = b\nmemory_mib = 40960\n" +
+			"[mig]\n[mig 0]\n[mig 0.x]\n[mig 0.7]\n[mig 1024.0]\n[mig 0.1]\n[mig 0.1]\n[mig 7.0]\nprofile = 1g.5gb\n" +
+			"[mig 1.0]\nprofile = 1g.5gb\n[mig 0.2]\nprofile = 1g.10GB\n[mig 0.3]\nprofile = 1g.5gb\nprofile = 1g.5gb\n" +
+			"gi = 15\nci = 8\nmemory_mib = -1\ncaps = 1\nxid = x\nsize = 3\n",
+		[]string{
+			`9: unknown section [mig]`,
+			`10: mig = "0" is not a card and a number such as 0.1`,
+			`11: number of the mig = "x" is not an integer from 0 to 6`,
+			`12: number of the mig = "7" is not an integer from 0 to 6`,
+			`13: mig = "1024" is not an integer from 0 to 1023`,
+			`14: [mig 0.1] has no profile`,
+			`14: [mig 0.1] has profile "", which its card does not have`,
+			`15: mig 0.1 is described twice, first in line 14`,
+			`16: [mig 7.0] names a card that is not there`,
+			`18: [mig 1.0] is of a card that is not NVIDIA's`,
+			`20: [mig 0.2] has profile "1g.10GB", which its card does not have`,
+			`24: profile is given twice in this section`,
+			`25: gi = "15" is not an integer from 0 to 14`,
+			`26: ci = "8" is not an integer from 0 to 7`,
+			`27: memory_mib = "-1" is not an integer from 0 to 4294967295`,
+			`28: caps = "1" is not two minors such as 66,67, or none`,
+			`29: xid = "x" is not an integer from 1 to 999`,
+			`30: unknown key "size" in [mig 0.3]`,
+		},
+	},
+	"a MIG device of no card": {"[mig 0.0]\nprofile = 1g.5gb\n", []string{`1: [mig 0.0] names a card that is not there`}},
+	"a MIG device of another vendor's": {"[card 0]\nvendor = iluvatar\nuuid = a\nmemory_mib = 40960\n[mig 0.0]\nprofile = 1g.5gb\n",
+		[]string{`5: [mig 0.0] is of a card that is not NVIDIA's`}},
+	"a profile of another GPU": {"[mig 0.0]\nprofile = 1g.10gb+me\n[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 40960\n",
+		[]string{`1: [mig 0.0] has profile "1g.10gb+me", which its card does not have`}},
+	"minors of a MIG device": {"[mig 0.0]\ncaps = 0,1\n[mig 0.1]\ncaps = 1,\n",
+		[]string{`1: [mig 0.0] has no profile`, `1: [mig 0.0] names a card that is not there`,
+			`2: caps = "0" is not an integer from 1 to 1048575`, `3: [mig 0.1] has no profile`,
+			`3: [mig 0.1] names a card that is not there`, `4: caps = "" is not an integer from 1 to 1048575`}},
+	"processes": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 10\nused_mib = 2\n[card 1]\nvendor = enflame\nuuid = b\nmemory_mib = 10\n" +
+			"[process]\n[process 256]\n[process 0]\ncard = 0\npid = 1\nmib = 8\n[process 0]\n[process 1]\ncard = 0\npid = 2\nmib = 1\n" +
+			"[process 2]\ncard = 1\npid = 3\nmib = n/a\n[process 3]\ncard = 2\npid = 0\nmib = much\nspeed = 3\n[process 4]\n",
+		[]string{
+			`10: unknown section [process]`,
+			`11: process = "256" is not an integer from 0 to 255`,
+			`16: process 0 is described twice, first in line 12`,
+			`17: [process 1] needs more memory than its card has left`,
+			`21: [process 2] is on a card that is not NVIDIA's`,
+			`25: [process 3] names a card that is not there`,
+			`27: pid = "0" is not an integer from 1 to 4194304`,
+			`28: mib = "much" is not an integer from 0 to 4294967295`,
+			`29: unknown key "speed" in [process 3]`,
+			`30: [process 4] has no card`,
+			`30: [process 4] has no pid`,
+			`30: [process 4] has no mib`,
+			`30: [process 4] needs more memory than its card has left`,
+		},
+	},
+	"too much memory in use": {
+		"[process 0]\ncard = 0\npid = 1\nmib = 9\n[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 10\nused_mib = 2\n",
+		[]string{`1: [process 0] needs more memory than its card has left`},
+	},
+	"a process without a card": {"[process 0]\ncard = 0\npid = 1\nmib = 9\n",
+		[]string{`1: [process 0] names a card that is not there`}},
+	"a process on a GCU": {"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 10\n[process 0]\ncard = 0\npid = 1\nmib = 9\n",
+		[]string{`5: [process 0] is on a card that is not NVIDIA's`}},
+	"a process without its memory": {"[process 0]\ncard = 0\npid = 1\n", []string{`1: [process 0] has no mib`,
+		`1: [process 0] names a card that is not there`}},
 	"not text": {"[driver]\nversion = 1\x00\n", []string{"1: the file is not text, it contains a NUL byte"}},
 }
 
@@ -249,8 +341,9 @@ func TestWriteAndReadBack(t *testing.T) {
 		},
 		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Fail: vendorsim.Failures{"c": 3},
 			Slow: vendorsim.Delays{"d": time.Second}}}},
-		Cards: slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
-		Links: vendorsim.AllLinked(2, 3, 4),
+		Cards:     slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
+		Links:     vendorsim.AllLinked(2, 3, 4),
+		Processes: []vendorsim.Process{{Card: 2, PID: 7, MemoryMiB: 300}, {Card: 2, PID: 8, MemoryMiB: vendorsim.UnknownMemory}},
 	}
 	want.Links[1].OneWay = true
 	want.Cards[2].PCI, want.Cards[2].Switch, want.Cards[2].HealthBits = "0000:3b:00.0", "s0", 0x14
@@ -260,6 +353,11 @@ func TestWriteAndReadBack(t *testing.T) {
 	want.Cards[1].UUID = want.Cards[0].UUID // hardware that cannot be
 	want.Cards[1].Calls.Fail = vendorsim.Failures{"EfmlGetDevMem": 254}
 	want.Cards[2].Calls.Delay, want.Cards[2].Calls.Slow = time.Hour, vendorsim.Delays{"nvmlDeviceGetUUID": time.Millisecond}
+	want.Cards[3] = vendorsim.Partition(want.Cards[3], "1g.5gb", "", "3g.20gb")
+	want.Cards[3].MIGDevices[1] = vendorsim.MIGDevice{Index: 2, Profile: "3g.20gb", GI: new(2), CI: new(0), UUID: "MIG-2",
+		MemoryMiB: new(int64(1)), Caps: vendorsim.MIGCaps{GPUInstance: 3, ComputeInstance: 4}, XID: vendorsim.XID{Code: 94}}
+	want.Cards[4] = vendorsim.Partition(want.Cards[4], "7g.40gb")
+	want.Cards[4].MIG, want.Cards[4].MIGDevices[0].Caps.Missing = vendorsim.MIGDisabled, true
 	dir := t.TempDir()
 	path := filepath.Join(dir, "topology.ini")
 	for range 2 { // the second replaces the first
@@ -281,6 +379,9 @@ func TestWriteAndReadBack(t *testing.T) {
 	other.Drivers["nvidia"] = vendorsim.Driver{}
 	other.Libraries["iluvatar"].Fail["c"] = 4
 	other.Links[0].Lanes = 1
+	other.Processes[0].PID = 9
+	other.Cards[3].MIGDevices[0].Profile = "2g.10gb"
+	*other.Cards[3].MIGDevices[1].GI, *other.Cards[3].MIGDevices[1].MemoryMiB = 1, 2
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("a clone shares something with the original (-want +got):\n%s", diff)
 	}
@@ -302,13 +403,20 @@ func TestValidate(t *testing.T) {
 		Cards: []vendorsim.Card{
 			{Vendor: "enflame", UUID: "a\nlost = true", Model: "S60 #2", MemoryMiB: -1},
 			{Vendor: "enflame", UUID: "b", MemoryMiB: 1, UsedMiB: 2, NUMA: -2, Minor: new(-1)},
+			{Vendor: "nvidia", MemoryMiB: 40960, MIGDevices: []vendorsim.MIGDevice{
+				{Index: 7, Profile: "1g.10gb", GI: new(15), CI: new(-1), UUID: " ", MemoryMiB: new(int64(-1)),
+					Caps: vendorsim.MIGCaps{GPUInstance: 1}, XID: vendorsim.XID{Number: 1}},
+				{Index: 1, Profile: "1g.6gb", Caps: vendorsim.MIGCaps{GPUInstance: 1, ComputeInstance: 2, Missing: true}},
+				{Index: 1, Profile: "1g.5gb"},
+			}},
 			{Chip: -1, PCI: "3b:00.0", Compute: "9", MIG: "on", XID: vendorsim.XID{Number: 1}, Board: " b"},
 		},
 		Drivers:   map[string]vendorsim.Driver{"acme": {CUDA: "12"}},
 		Libraries: map[string]vendorsim.Library{"nvidia": {Calls: vendorsim.Calls{Delay: -1}}},
 		Links: []vendorsim.Link{
-			{A: 0, B: 1, Lanes: 1}, {A: 1, B: 0, Lanes: 1}, {A: 1, B: 1, Lanes: 1}, {A: 0, B: 3, Lanes: 1}, {A: 2, B: 0},
+			{A: 0, B: 1, Lanes: 1}, {A: 1, B: 0, Lanes: 1}, {A: 1, B: 1, Lanes: 1}, {A: 0, B: 4, Lanes: 1}, {A: 3, B: 0},
 		},
+		Processes: []vendorsim.Process{{Card: 5}, {Card: 1, PID: 1, MemoryMiB: -2}, {Card: 2, PID: 1, MemoryMiB: 40961}},
 	}
 	want := `[driver]: state = "asleep" is not loaded, absent or broken
 [driver]: version = " 1" cannot be written: line breaks, outer white space or a comment
@@ -327,18 +435,33 @@ func TestValidate(t *testing.T) {
 [card 1]: has used_mib above memory_mib
 [card 1]: numa = "-2" is not an integer from -1 to 1023
 [card 1]: minor = "-1" is not an integer from 0 to 1048575
-[card 2]: vendor = "" is not enflame, nvidia or iluvatar
-[card 2]: board = " b" cannot be written: line breaks, outer white space or a comment
-[card 2]: chip = "-1" is not an integer from 0 to 1023
-[card 2]: pci = "3b:00.0" is not an address such as 0000:3b:00.0
-[card 2]: compute = "9" is not a version such as 12.4
-[card 2]: mig = "on" is not disabled or enabled
-[card 2]: xid = "0" is not an integer from 1 to 999
+[mig 2.7]: number of the mig = "7" is not an integer from 0 to 6
+[mig 2.7]: uuid = " " cannot be written: line breaks, outer white space or a comment
+[mig 2.7]: gi = "15" is not an integer from 0 to 14
+[mig 2.7]: ci = "-1" is not an integer from 0 to 7
+[mig 2.7]: memory_mib = "-1" is not an integer from 0 to 4294967295
+[mig 2.7]: caps = "0" is not an integer from 1 to 1048575
+[mig 2.7]: xid = "0" is not an integer from 1 to 999
+[mig 2.1]: has profile "1g.6gb", which its card does not have
+[mig 2.1]: has caps that are missing and are not
+[mig 2.1]: is described twice
+[card 3]: vendor = "" is not enflame, nvidia or iluvatar
+[card 3]: board = " b" cannot be written: line breaks, outer white space or a comment
+[card 3]: chip = "-1" is not an integer from 0 to 1023
+[card 3]: pci = "3b:00.0" is not an address such as 0000:3b:00.0
+[card 3]: compute = "9" is not a version such as 12.4
+[card 3]: mig = "on" is not disabled or enabled
+[card 3]: xid = "0" is not an integer from 1 to 999
 [link 1 0]: is described twice
 [link 1 1]: joins a card with itself
-[link 0 3]: names a card that is not there
-[link 2 0]: joins cards of two vendors
-[link 2 0]: lanes = "0" is not an integer from 1 to 18`
+[link 0 4]: names a card that is not there
+[link 3 0]: joins cards of two vendors
+[link 3 0]: lanes = "0" is not an integer from 1 to 18
+[process 0]: pid = "0" is not an integer from 1 to 4194304
+[process 0]: names a card that is not there
+[process 1]: mib = "-2" is not an integer from 0 to 4294967295
+[process 1]: is on a card that is not NVIDIA's
+[process 2]: needs more memory than its card has left`
 	err := topology.Validate()
 	if err == nil {
 		t.Fatal("no mistake was found")

@@ -6,6 +6,7 @@
 //	demo pool       GPUs of a remote pool in a cluster without any
 //	demo install    an administrator's day: install, look, change, remove
 //	demo faults     cards and folders break under running pods, and recover
+//	demo mig        NVIDIA GPUs whole and cut into MIG devices on one node
 package main
 
 import (
@@ -83,6 +84,16 @@ of 2 chips and 2 GCUs, simulated.
 		},
 		play: func(s *demos.Demo, ctx context.Context) error { return s.Faults(ctx, false) },
 	},
+	"mig": {
+		introduction: `NVIDIA GPUs whole and cut into MIG devices on one node, on a real Kubernetes that
+runs on this machine. Only the GPUs are not real: 3 A100 of 40 GB, simulated.
+
+`,
+		environment: testenv.Options{
+			Topology: demos.MIG, MemoryUnit: "1", Values: []string{demos.MIGValues}, Label: demos.Present, Namespace: "divvy-mig",
+		},
+		play: (*demos.Demo).MIG,
+	},
 }
 
 func main() {
@@ -98,5 +109,5 @@ func run(args []string) error {
 			return demos.Play(args[0], d.introduction, d.environment, d.play)
 		}
 	}
-	return fmt.Errorf("say which: guide, vendors, pool, install or faults")
+	return fmt.Errorf("say which: guide, vendors, pool, install, faults or mig")
 }

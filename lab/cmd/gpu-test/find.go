@@ -13,15 +13,15 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/cdispec"
 	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 const vendor = "nvidia"
 
-// standIn returns the NVML that this process has loaded if it is a stand-in,
-// which has its topology beside it; else "".
-func standIn() (string, error) {
+// loadedLibrary returns the NVML that this process has loaded.
+func loadedLibrary() (string, error) {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return "", fmt.Errorf("look for the NVML that was loaded: %w", err)
@@ -32,14 +32,32 @@ func standIn() (string, error) {
 			continue
 		}
 		library := strings.TrimSpace(line[at:])
-		if !strings.HasPrefix(filepath.Base(library), "libnvidia-ml.so") {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join(filepath.Dir(library), vendorsim.TopologyName)); err == nil {
+		if strings.HasPrefix(filepath.Base(library), "libnvidia-ml.so") {
 			return library, nil
 		}
 	}
-	return "", nil
+	return "", errors.New("look for the NVML that was loaded: there is none")
+}
+
+// standIn returns the NVML that this process has loaded if it is a stand-in,
+// which has its topology beside it; else "".
+func standIn() (string, error) {
+	library, err := loadedLibrary()
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(library), vendorsim.TopologyName)); err != nil {
+		return "", nil //nolint:nilerr // NVIDIA's own has no such file
+	}
+	return library, nil
+}
+
+// backendOptions are those of the node daemon for this machine.
+func (t *test) backendOptions() backend.Options {
+	return backend.Options{
+		DriverRoot: t.root, HostRoot: t.root, LibraryPath: t.library,
+		CDI: backend.CDIOptions{Generator: []string{self, cdispec.Command}},
+	}
 }
 
 // discover finds the GPUs and prints them.
@@ -49,7 +67,7 @@ func (t *test) discover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for device nodes: %w", err)
 	}
-	t.backend, err = vendors.New(vendor, backend.Options{DriverRoot: t.root, LibraryPath: t.library})
+	t.backend, err = vendors.New(vendor, t.backendOptions())
 	if err != nil {
 		return err
 	}
@@ -73,21 +91,23 @@ func (t *test) discover(ctx context.Context) error {
 	case standIn != "" && !t.simulated:
 		return fmt.Errorf("%w: %s is the stand-in of a lab, and its GPUs are simulated", errNoGPU, standIn)
 	}
-	fmt.Fprintf(t.out, "driver %s, CUDA %s; %d GPUs in %s\n", t.found.Driver, t.found.CUDA, len(t.found.Devices),
+	t.note("Driver %s, CUDA %s; %d GPUs in %s.", t.found.Driver, t.found.CUDA, len(t.found.Devices),
 		took.Round(time.Millisecond))
+	rows := [][]string{}
 	for _, d := range t.found.Devices {
 		health := "healthy"
 		if d.Health.Unhealthy {
 			health = fmt.Sprintf("UNHEALTHY (%s: %s)", d.Health.Cause, d.Health.Reason)
 		}
-		fmt.Fprintf(t.out, "  %d: %s, %s, %d MiB, PCI %s, NUMA node %d, %s\n", d.Index, d.Model, d.ID, d.MemoryBytes>>20, d.PCI, d.NUMANode,
-			health)
+		rows = append(rows, []string{fmt.Sprint(d.Index), d.Model, string(d.ID), fmt.Sprint(d.MemoryBytes >> 20), d.PCI,
+			fmt.Sprint(d.NUMANode), health})
 	}
+	t.table(table{Head: []string{"GPU", "model", "uuid", "memory, MiB", "PCI", "NUMA node", "health"}, Rows: rows})
 	for _, l := range t.found.Links {
-		fmt.Fprintf(t.out, "  link %s - %s: %d\n", l.A, l.B, l.Score)
+		t.note("Link %s - %s: %d.", l.A, l.B, l.Score)
 	}
 	for _, f := range t.found.Faults {
-		fmt.Fprintf(t.out, "  fault of GPU %d: %v\n", f.Index, f.Err)
+		t.note("Fault of GPU %d: %v.", f.Index, f.Err)
 	}
 	t.checks.Equal("GPUs that cannot be used", len(t.found.Faults), 0)
 	t.checks.True("driver and CUDA versions", t.found.Driver != "" && t.found.CUDA != "", t.found.Driver+", "+t.found.CUDA)
@@ -121,7 +141,7 @@ func (t *test) device(d accel.Device) {
 		if _, err := fmt.Sscan(string(data), &want); err != nil || want < 0 {
 			want = accel.NoNUMA
 		}
-		t.checks.Equal(what+"has the NUMA node that sysfs tells", d.NUMANode, want)
+		t.checks.Equal(what+"has the NUMA node that sysfs reports", d.NUMANode, want)
 	}
 	edits, err := t.backend.Edits(d.ID)
 	if err != nil {
@@ -146,7 +166,7 @@ func (t *test) device(d accel.Device) {
 func (t *test) compareWithSMI(ctx context.Context) {
 	program, err := exec.LookPath("nvidia-smi")
 	if err != nil || t.library != "" {
-		fmt.Fprintln(t.out, "      nvidia-smi was not asked")
+		t.note("nvidia-smi was not run.")
 		return
 	}
 	out, err := exec.CommandContext(ctx, program, "--query-gpu=index,uuid,name,memory.total,driver_version",
@@ -162,7 +182,7 @@ func (t *test) compareWithSMI(ctx context.Context) {
 	for _, d := range t.found.Devices {
 		got = append(got, fmt.Sprintf("%d, %s, %s, %d, %s", d.Index, d.ID, d.Model, d.MemoryBytes>>20, t.found.Driver))
 	}
-	t.checks.Equal("nvidia-smi tells the same", got, want)
+	t.checks.Equal("nvidia-smi reports the same", got, want)
 }
 
 func ids(found backend.Found) []accel.DeviceID {

@@ -1,6 +1,8 @@
 // Command gpu-test tests the node daemon on a real NVIDIA GPU: discovery through
-// NVML, registration with kubelet's own device manager, allocation, health and
-// labels. It needs neither root nor a cluster nor Go, and leaves nothing behind.
+// NVML, what the driver reports of modes, limits and processes, the CDI specification,
+// registration with kubelet's own device manager, allocation, health and labels. It
+// needs neither root nor a cluster nor Go, changes no setting of a GPU, and leaves
+// nothing behind. Its report can be committed to docs/hardware.
 //
 // It ends with 0 when all is right, 1 when something is not, and 3 where there
 // is no NVIDIA GPU: then nothing was tested, and that is no success.
@@ -42,14 +44,28 @@ type options struct {
 	watch time.Duration
 	// simulated lets the test of the test run on a stand-in for NVML.
 	simulated bool
+	// libcuda is CUDA's file; "" for the one that the dynamic loader finds.
+	libcuda string
+	// nvidiaCTK is NVIDIA's program; "" for the one in PATH.
+	nvidiaCTK string
+	// report is the file that receives the report, "" for none.
+	report string
 	// verbose shows what kubelet and the daemon log.
 	verbose bool
 }
 
 func main() {
+	if isPart, err := runPart(os.Args[1:]); isPart {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(exitFailed)
+		}
+		return
+	}
 	o := options{root: "/"}
 	flag.StringVar(&o.library, "library", "", "NVML's `file`, where it is not in a usual place")
 	flag.DurationVar(&o.watch, "watch", 10*time.Second, "how long to watch the GPUs' health for false alarms")
+	flag.StringVar(&o.report, "report", "", "the `file` that receives a report in Markdown")
 	flag.BoolVar(&o.verbose, "verbose", false, "show what kubelet and the daemon log")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -79,18 +95,24 @@ func exitCode(err error) int {
 func run(ctx context.Context, out io.Writer, o options) error {
 	started := time.Now()
 	fmt.Fprintln(out, version.String("gpu-test"))
-	t := &test{options: o, out: out, checks: checks.Checks{Out: out}}
-	if err := t.all(ctx); err != nil {
-		if errors.Is(err, errNoGPU) {
-			return err
-		}
-		return fmt.Errorf("could not go on after %d checks: %w", t.checks.Made(), errors.Join(err, t.checks.Err()))
+	t := &test{options: o, record: record{out: out, checks: checks.Checks{Out: out}}}
+	err := t.all(ctx)
+	if errors.Is(err, errNoGPU) {
+		return err
 	}
-	verdict := "all are right"
-	if n := t.checks.Failed(); n > 0 {
-		verdict = fmt.Sprintf("%d DIFFER", n)
+	verdict := fmt.Sprintf("%d checks on %d GPUs: ", t.checks.Made(), len(t.found.Devices))
+	switch n := t.checks.Failed(); {
+	case err != nil:
+		err = fmt.Errorf("could not go on after %d checks: %w", t.checks.Made(), err)
+		verdict = err.Error()
+	case n > 0:
+		verdict += fmt.Sprintf("%d DIFFER", n)
+	default:
+		verdict += "all are right"
 	}
-	fmt.Fprintf(out, "\ngpu-test: %d checks on %d GPUs: %s (%s)\n", t.checks.Made(), len(t.found.Devices), verdict,
-		progress.Elapsed(time.Since(started)))
-	return t.checks.Err()
+	fmt.Fprintf(out, "\ngpu-test: %s (%s)\n", verdict, progress.Elapsed(time.Since(started)))
+	if o.report != "" {
+		err = errors.Join(err, t.write(o.report, started, verdict))
+	}
+	return errors.Join(err, t.checks.Err())
 }

@@ -23,7 +23,6 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
-	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
@@ -38,16 +37,16 @@ var cardNode = regexp.MustCompile(`^/dev/nvidia[0-9]+$`)
 // test is one run.
 type test struct {
 	options
-	out    io.Writer
-	checks checks.Checks
+	record
 
 	backend backend.Backend
 	found   backend.Found
 	node    *node
-}
 
-func (t *test) title(text string) {
-	fmt.Fprintf(t.out, "\n=== %s %s\n", text, strings.Repeat("=", max(0, 74-len(text))))
+	// inspected is what NVML reports beside what discovery does.
+	inspected inspection
+	// seesAllProcesses is true in the host's pid namespace.
+	seesAllProcesses bool
 }
 
 func (t *test) all(ctx context.Context) (err error) {
@@ -56,7 +55,7 @@ func (t *test) all(ctx context.Context) (err error) {
 			err = errors.Join(err, t.backend.Close())
 		}
 	}()
-	if err := t.discover(ctx); err != nil {
+	if err := t.driver(ctx); err != nil {
 		return err
 	}
 	log := io.Discard
@@ -69,6 +68,18 @@ func (t *test) all(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, t.node.close()) }()
 	for _, step := range []func(context.Context) error{
 		t.register, t.allocate, t.prefer, t.shareMemory, t.shareTime, t.labels, t.health,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// driver does what needs no kubelet.
+func (t *test) driver(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{
+		t.discover, t.machine, t.memoryLimits, t.processes, t.cudaContext, t.specification,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -101,7 +112,7 @@ func (t *test) register(ctx context.Context) error {
 	}
 	t.offered(ctx, gpu, t.gpus(), t.gpus())
 	t.offered(ctx, memory, t.units(), t.units())
-	fmt.Fprintf(t.out, "      registered %s after the start\n", time.Since(begun).Round(time.Millisecond))
+	t.note("Registered %s after the start.", time.Since(begun).Round(time.Millisecond))
 	return nil
 }
 
@@ -118,15 +129,15 @@ func (t *test) allocate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(t.out, "      admitted in %s\n", time.Since(begun).Round(time.Millisecond))
+	t.note("Admitted in %s.", time.Since(begun).Round(time.Millisecond))
 	t.container(pod)
 	held := t.node.kubelet.IDs(pod.UID, "app", gpu)
 
 	t.offered(ctx, memory, t.units(), 0) // withdrawn while a container has the GPUs whole
 	if _, err := t.node.run(ctx, gpu, 1); err == nil {
-		t.checks.True("another pod is refused", false, "it was admitted")
+		t.checks.True("another pod is rejected", false, "it was admitted")
 	} else {
-		t.checks.True("another pod is refused", true, err.Error())
+		t.checks.True("another pod is rejected", true, err.Error())
 	}
 
 	t.title("The daemon and then kubelet start again under the pod")
@@ -290,9 +301,11 @@ func (t *test) labels(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	rows := [][]string{}
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		fmt.Fprintf(t.out, "  %s=%s\n", key, labels[key])
+		rows = append(rows, []string{key, labels[key]})
 	}
+	t.table(table{Head: []string{"label", "value"}, Rows: rows})
 	first := t.found.Devices[0]
 	wanted := map[string]string{
 		"nvidia.com/gpu.present":              "true",

@@ -105,8 +105,8 @@ type Result struct {
 	Port, Attack string
 	// Opened is how many connections were made, Ended how many of them the server ended.
 	Opened, Ended int64
-	// Before and Peak are the resident memory of the program in bytes; Limit is that of
-	// its container.
+	// Before and Peak are the resident memory of the program in bytes, without pages of
+	// files, which the kernel can drop; Limit is that of its container.
 	Before, Peak, Limit int64
 	// Pods were created meanwhile; Scheduled is how many of them were scheduled while the
 	// attack went on, the slowest of them after Slowest.
@@ -202,7 +202,7 @@ func (w *world) try(ctx context.Context, t target, a attack, watcher *watcher) (
 	if err != nil {
 		return r, err
 	}
-	r.Before = usage.Resident
+	r.Before = usage.Resident - usage.File
 	// The peak is from now on.
 	if err := os.WriteFile(filepath.Join("/proc", strconv.Itoa(t.program.PID()), "clear_refs"), []byte("5"), 0o200); err != nil {
 		return r, fmt.Errorf("forget the peak of before: %w", err)
@@ -236,7 +236,7 @@ func (w *world) try(ctx context.Context, t target, a attack, watcher *watcher) (
 	} else if usageErr != nil {
 		return r, usageErr
 	}
-	r.Peak = usage.Peak
+	r.Peak = usage.Peak - usage.File
 	if r.Restarts == 0 && err == nil {
 		w.delete(ctx, pods)
 		sleep(ctx, 2*time.Second) // what is left of the attack's connections ends

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -15,8 +16,15 @@ type Checks struct {
 	// Out receives the lines.
 	Out io.Writer
 
-	made   int
-	failed []string
+	results []Result
+}
+
+// Result is the outcome of one comparison.
+type Result struct {
+	// OK is false for a difference.
+	OK bool
+	// Text says what was checked and found.
+	Text string
 }
 
 // Equal compares, and prints a line that says what was checked.
@@ -56,26 +64,38 @@ func (c *Checks) NoError(what string, err error) {
 }
 
 func (c *Checks) ok(text string) {
-	c.made++
+	c.results = append(c.results, Result{OK: true, Text: text})
 	fmt.Fprintf(c.Out, "  ok  %s\n", text)
 }
 
 func (c *Checks) fail(text string) {
-	c.made++
-	c.failed = append(c.failed, text)
+	c.results = append(c.results, Result{Text: text})
 	fmt.Fprintf(c.Out, "  DIFFERS  %s\n", text)
 }
 
 // Made is how many comparisons were made.
-func (c *Checks) Made() int { return c.made }
+func (c *Checks) Made() int { return len(c.results) }
 
 // Failed is how many of them differed.
-func (c *Checks) Failed() int { return len(c.failed) }
+func (c *Checks) Failed() int { return len(c.differences()) }
+
+// Results are the outcomes, in the order of the comparisons.
+func (c *Checks) Results() []Result { return slices.Clone(c.results) }
+
+func (c *Checks) differences() (texts []string) {
+	for _, r := range c.results {
+		if !r.OK {
+			texts = append(texts, r.Text)
+		}
+	}
+	return texts
+}
 
 // Err lists what differed; nil for nothing.
 func (c *Checks) Err() error {
-	if len(c.failed) == 0 {
+	differences := c.differences()
+	if len(differences) == 0 {
 		return nil
 	}
-	return errors.New("differences:\n  " + strings.Join(c.failed, "\n  "))
+	return errors.New("differences:\n  " + strings.Join(differences, "\n  "))
 }

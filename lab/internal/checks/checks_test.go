@@ -23,6 +23,9 @@ func TestChecks(t *testing.T) {
 	if c.Made() != 8 || c.Failed() != 4 || strings.Count(out.String(), "  DIFFERS  ") != 4 {
 		t.Errorf("after four bad ones: %d made, %d failed\n%s", c.Made(), c.Failed(), &out)
 	}
+	if r := c.Results(); len(r) != 8 || !r[0].OK || r[4].OK || r[4].Text != "cards: wanted 2, got 1" {
+		t.Errorf("results: %+v", r)
+	}
 	for _, want := range []string{"cards: wanted 2, got 1", `wanted "memory" in it, got "none"`, "got 9s", "refused"} {
 		if !strings.Contains(c.Err().Error(), want) {
 			t.Errorf("the error has no %q: %v", want, c.Err())

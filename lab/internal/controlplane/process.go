@@ -120,6 +120,9 @@ type Usage struct {
 	CPU time.Duration
 	// Resident and Peak are its resident memory in bytes: now, and at most so far.
 	Resident, Peak int64
+	// File is the part of Resident that is pages of files, such as the program itself. The
+	// kernel drops them before a memory limit ends a process.
+	File int64
 }
 
 // Usage returns what the process has used so far.
@@ -141,6 +144,6 @@ func UsageOf(pid int) (Usage, error) {
 	}
 	return Usage{
 		CPU:      time.Duration(stat.CPUTime() * float64(time.Second)),
-		Resident: int64(status.VmRSS), Peak: int64(status.VmHWM), //nolint:gosec // no process has 8 EiB
+		Resident: int64(status.VmRSS), Peak: int64(status.VmHWM), File: int64(status.RssFile), //nolint:gosec // no process has 8 EiB
 	}, nil
 }

@@ -30,8 +30,14 @@ type Simulated struct {
 	recordPath string
 	places     []place
 
-	mknod  func(path string) error
-	isNode func(path string) bool
+	// root is the root of the machine, and driverFiles the folder where the kernel shows
+	// what drivers say of their devices; it is hidden by a mount while cards are cut.
+	root, driverFiles string
+
+	mknod   func(path string) error
+	isNode  func(path string) bool
+	mount   func(path string) error
+	unmount func(path string) error
 }
 
 // TopologyPath is the file that describes the cards; the libraries read it
@@ -98,9 +104,13 @@ func (s *Simulated) placesOf(topology vendorsim.Topology) []place {
 // made, and refuses where something of that is not the lab's.
 func (s *Simulated) claimAll(topology vendorsim.Topology) error {
 	paths := []string{s.topology}
+	r, err := s.load()
+	if err != nil {
+		return err
+	}
 	for _, p := range s.placesOf(topology) {
 		for _, path := range p.real {
-			if _, err := os.Lstat(path); err == nil {
+			if _, err := os.Lstat(path); err == nil && !r.hides(path) {
 				return fmt.Errorf("%s exists: this machine seems to have the real driver of %s, beside which the lab puts no simulated one",
 					path, p.vendor)
 			}
@@ -110,9 +120,8 @@ func (s *Simulated) claimAll(topology vendorsim.Topology) error {
 		}
 		paths = append(paths, p.library, p.topology())
 	}
-	r, err := s.load()
-	if err != nil {
-		return err
+	for _, node := range topology.CapabilityNodes() {
+		paths = append(paths, filepath.Dir(s.capability(node)))
 	}
 	for _, path := range s.nodes(topology) {
 		if _, err := os.Lstat(path); err == nil && !slices.Contains(r.Devices, path) {
@@ -161,6 +170,9 @@ func (s *Simulated) setTopology(topology vendorsim.Topology, data []byte) error 
 	if err := s.syncDevices(s.nodes(topology)); err != nil {
 		return err
 	}
+	if err := s.syncDriverFiles(topology); err != nil {
+		return err
+	}
 	temporary := s.topology + ".tmp"
 	if err := os.WriteFile(temporary, data, 0o644); err != nil {
 		return fmt.Errorf("write the topology: %w", err)
@@ -169,6 +181,27 @@ func (s *Simulated) setTopology(topology vendorsim.Topology, data []byte) error 
 		return fmt.Errorf("write the topology: %w", err)
 	}
 	return nil
+}
+
+// syncDriverFiles writes what NVIDIA's driver says of MIG devices, once there are some.
+func (s *Simulated) syncDriverFiles(topology vendorsim.Topology) error {
+	r, err := s.load()
+	if err != nil {
+		return err
+	}
+	if len(r.Mounts) == 0 {
+		if !slices.ContainsFunc(topology.Cards, func(c vendorsim.Card) bool { return c.MIG == vendorsim.MIGEnabled }) {
+			return nil
+		}
+		r.Mounts = []string{s.driverFiles}
+		if err := s.save(r); err != nil {
+			return err
+		}
+		if err := s.mount(s.driverFiles); err != nil {
+			return fmt.Errorf("show MIG devices in %s: %w", s.driverFiles, err)
+		}
+	}
+	return topology.WriteCapabilities(s.root, s.makeNode)
 }
 
 // nodes returns the device nodes that a machine with these cards has.
@@ -182,15 +215,31 @@ func (s *Simulated) nodes(topology vendorsim.Topology) []string {
 			if c.Vendor != p.vendor {
 				continue
 			}
-			minor := i
-			if c.Minor != nil {
-				minor = *c.Minor
-			}
-			paths = append(paths, p.node(s.deviceDir, minor))
+			paths = append(paths, p.node(s.deviceDir, topology.MinorOf(i)))
 		}
+	}
+	for _, node := range topology.CapabilityNodes() {
+		paths = append(paths, s.capability(node))
 	}
 	slices.Sort(paths)
 	return slices.Compact(paths)
+}
+
+// capability returns the place of a device node of vendorsim's CapabilityNodes.
+func (s *Simulated) capability(node string) string {
+	return filepath.Join(s.deviceDir, strings.TrimPrefix(node, "/dev"))
+}
+
+// makeNode makes a device node, if there is none, and the folder that it is in.
+func (s *Simulated) makeNode(path string) error {
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = s.mknod(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the simulated card %s: %w", path, err)
+	}
+	return nil
 }
 
 // Restore makes the device nodes again that Install made: they do not outlive
@@ -201,11 +250,26 @@ func (s *Simulated) Restore() error {
 		return err
 	}
 	for _, path := range r.Devices {
-		if err := s.mknod(path); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("make the simulated card %s: %w", path, err)
+		if err := s.makeNode(path); err != nil {
+			return err
 		}
 	}
-	return nil
+	if len(r.Mounts) == 0 {
+		return nil
+	}
+	data, err := os.ReadFile(s.topology)
+	if err != nil {
+		return fmt.Errorf("read the topology: %w", err)
+	}
+	topology, err := vendorsim.Parse(s.topology, data)
+	if err != nil {
+		return fmt.Errorf("topology: %w", err)
+	}
+	r.Mounts = nil
+	if err := s.save(r); err != nil {
+		return err
+	}
+	return s.syncDriverFiles(topology)
 }
 
 // Remove takes everything away that Install put on the machine.
@@ -215,6 +279,11 @@ func (s *Simulated) Remove() error {
 		return err
 	}
 	var errs []error
+	for _, path := range r.Mounts {
+		if err := s.unmount(path); err != nil {
+			errs = append(errs, fmt.Errorf("remove simulated hardware: %w", err))
+		}
+	}
 	for _, device := range r.Devices {
 		if err := os.Remove(device); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove a simulated card: %w", err))
@@ -255,6 +324,11 @@ func (s *Simulated) Installed() ([]string, error) {
 		for _, name := range p.control {
 			candidates = append(candidates, filepath.Join(s.deviceDir, name))
 		}
+		capabilities, err := filepath.Glob(filepath.Join(s.deviceDir, p.card+"-caps", "*"))
+		if err != nil {
+			return nil, fmt.Errorf("look for simulated capabilities: %w", err)
+		}
+		candidates = append(candidates, capabilities...)
 		for _, path := range candidates {
 			if s.isNode(path) {
 				found = append(found, path)
@@ -312,8 +386,8 @@ func (s *Simulated) syncDevices(wanted []string) error {
 	}
 	for _, path := range slices.Clone(r.Devices) {
 		if slices.Contains(wanted, path) {
-			if err := s.mknod(path); err != nil && !errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("make the simulated card %s: %w", path, err)
+			if err := s.makeNode(path); err != nil {
+				return err
 			}
 			continue
 		}
@@ -323,6 +397,26 @@ func (s *Simulated) syncDevices(wanted []string) error {
 		r.Devices = slices.DeleteFunc(r.Devices, func(p string) bool { return p == path })
 	}
 	return s.save(r)
+}
+
+// mountFiles hides a folder behind an empty one, unless that is done.
+func mountFiles(path string) error {
+	if isMounted(path) {
+		return nil
+	}
+	return unix.Mount("divvy-lab", path, "tmpfs", 0, "mode=755")
+}
+
+func unmountFiles(path string) error {
+	if !isMounted(path) {
+		return nil // a reboot took it away
+	}
+	return unix.Unmount(path, 0)
+}
+
+func isMounted(path string) bool {
+	var at, above unix.Stat_t
+	return unix.Stat(path, &at) == nil && unix.Stat(filepath.Dir(path), &above) == nil && at.Dev != above.Dev
 }
 
 // nullDevice is the number of /dev/null, major 1 and minor 3: a device that

@@ -37,6 +37,8 @@ func simulated(t *testing.T) *Simulated {
 		_, err := os.Lstat(path)
 		return err == nil
 	}
+	s.mount = func(path string) error { return os.MkdirAll(path, 0o755) }
+	s.unmount = func(path string) error { return os.RemoveAll(filepath.Dir(path)) }
 	return s
 }
 
@@ -92,7 +94,7 @@ func checkInstalled(t *testing.T, s *Simulated, path string) {
 	}
 	nodes := s.nodes(topology)
 	for i, node := range nodes {
-		nodes[i] = filepath.Base(node)
+		nodes[i] = relative(t, s, node)
 	}
 	slices.Sort(nodes)
 	if got := devices(t, s); !slices.Equal(got, nodes) {
@@ -157,7 +159,7 @@ func TestAVendorAppears(t *testing.T) {
 func TestInstallRefusesRealSoftware(t *testing.T) {
 	dir := t.TempDir()
 	topology := filepath.Join(dir, "all.ini")
-	text := card(0, "enflame", "") + card(1, "nvidia", "") + card(2, "iluvatar", "")
+	text := card(0, "enflame", "") + card(1, "nvidia", "mig = disabled") + card(2, "iluvatar", "")
 	if err := os.WriteFile(topology, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -170,6 +172,7 @@ func TestInstallRefusesRealSoftware(t *testing.T) {
 		"NVIDIA's kernel driver": func(s *Simulated) string { return s.places[1].real[0] },
 		"NVIDIA's card":          func(s *Simulated) string { return s.places[1].node(s.deviceDir, 1) },
 		"NVIDIA's control node":  func(s *Simulated) string { return filepath.Join(s.deviceDir, "nvidiactl") },
+		"NVIDIA's capabilities":  func(s *Simulated) string { return filepath.Join(s.deviceDir, "nvidia-caps/nvidia-cap1") },
 		"Iluvatar's software":    func(s *Simulated) string { return s.places[2].links[0].path },
 		"Iluvatar's card":        func(s *Simulated) string { return s.places[2].node(s.deviceDir, 2) },
 		"Iluvatar's control":     func(s *Simulated) string { return filepath.Join(s.deviceDir, "itrctl") },
@@ -229,6 +232,11 @@ func TestNodes(t *testing.T) {
 		card(0, "enflame", ""):    {"/dev/gcu0"},
 		card(0, "nvidia", "") + card(1, "enflame", "minor = 0"): {"/dev/gcu0", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
 			"/dev/nvidia0", "/dev/nvidiactl"},
+		card(0, "nvidia", "minor = 2\nmig = enabled\n[mig 0.1]\nprofile = 7g.1gb"): {
+			"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2",
+			"/dev/nvidia-caps/nvidia-cap273", "/dev/nvidia-caps/nvidia-cap274", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
+			"/dev/nvidia2", "/dev/nvidiactl",
+		},
 		card(0, "iluvatar", "minor = 4") + card(1, "iluvatar", "minor = 4"): {"/dev/iluvatar4", "/dev/itrctl"},
 	} {
 		topology, err := vendorsim.Parse("test", []byte(text))
@@ -247,15 +255,28 @@ func card(number int, vendor, lines string) string {
 
 func devices(t *testing.T, s *Simulated) []string {
 	t.Helper()
-	entries, err := os.ReadDir(s.deviceDir)
+	var names []string
+	err := filepath.WalkDir(s.deviceDir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			names = append(names, relative(t, s, path))
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var names []string
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
+	slices.Sort(names)
 	return names
+}
+
+// relative returns the path of a device node without its root.
+func relative(t *testing.T, s *Simulated, node string) string {
+	t.Helper()
+	name, err := filepath.Rel(s.deviceDir, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
 }
 
 // files lists all below the root of a simulated machine.

@@ -48,11 +48,15 @@ func below(root string) *Simulated {
 	// folder of their own there, with a link to the management library.
 	libraries := at("usr/lib", multiarch())
 	return &Simulated{
-		topology:   at(layout.StateDir, vendorsim.TopologyName),
-		deviceDir:  at("dev"),
-		recordPath: at(layout.StateDir, "hardware.json"),
-		mknod:      makeNullDevice,
-		isNode:     isNullDevice,
+		topology:    at(layout.StateDir, vendorsim.TopologyName),
+		deviceDir:   at("dev"),
+		recordPath:  at(layout.StateDir, "hardware.json"),
+		root:        root,
+		driverFiles: at("proc/driver"),
+		mknod:       makeNullDevice,
+		isNode:      isNullDevice,
+		mount:       mountFiles,
+		unmount:     unmountFiles,
 		places: []place{
 			{
 				vendor:  "enflame",

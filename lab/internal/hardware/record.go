@@ -6,12 +6,20 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 )
 
 // record holds everything that Remove takes away.
 type record struct {
 	Paths   []string `json:"paths"`
 	Devices []string `json:"devices"`
+	Mounts  []string `json:"mounts,omitempty"`
+}
+
+// hides reports whether a mount of the lab's is over the path.
+func (r record) hides(path string) bool {
+	return slices.ContainsFunc(r.Mounts, func(m string) bool { return strings.HasPrefix(path, m+"/") })
 }
 
 func (s *Simulated) load() (record, error) {

@@ -121,7 +121,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	own[wire.GrantAnnotation], own[wire.HeldAnnotation] = "g", "d"
 	own[wire.RetryAnnotation] = "t"
 	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", wire.QuarantineAnnotation: "q", wire.EndingAnnotation: "e",
-		nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
+		nodelabels.OwnedAnnotation: "l", countsAnnotation: "c", wire.SetupAnnotation: "s"}
 
 	t.Run("keys", func(t *testing.T) {
 		keys := slices.Sorted(maps.Keys(own))

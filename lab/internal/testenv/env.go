@@ -344,7 +344,7 @@ func (s *Env) Remove(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, hardware.Default.Remove())
 	}
-	return errors.Join(product.Unwire(ctx, s.Cluster), hardware.Default.Remove())
+	return errors.Join(product.Unwire(ctx, s.Cluster), hardware.Default.Remove(), s.Node.forget(ctx))
 }
 
 // Close lets other commands of the lab go on.

@@ -74,6 +74,30 @@ func (n *Node) Label(ctx context.Context, key, value string) error {
 	return nil
 }
 
+// forget removes the annotations and labels that Divvy wrote.
+func (n *Node) forget(ctx context.Context) error {
+	node, err := n.Get(ctx)
+	if err != nil {
+		return err
+	}
+	labels, annotations := map[string]any{}, map[string]any{}
+	for _, key := range wire.OwnedLabels(node.Annotations[wire.LabelsAnnotation]) {
+		labels[key] = nil
+	}
+	for _, key := range wire.NodeAnnotations() {
+		annotations[key] = nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels, "annotations": annotations}})
+	if err != nil {
+		return err
+	}
+	// The API server enforces a policy for a moment after its deletion.
+	return poll.Until(ctx, 30*time.Second, "Divvy's annotations to be removed from the node", func(ctx context.Context) error {
+		_, err := n.client.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+}
+
 // Offered returns what the node's status shows of a resource: all of it, and
 // what pods may have.
 func (n *Node) Offered(ctx context.Context, name corev1.ResourceName) (capacity, allocatable int64, err error) {

@@ -907,7 +907,7 @@ func testEdits(t *testing.T, h Harness) {
 
 func testEditsOptions(t *testing.T, h Harness) {
 	n := openWith(t, h, h.topology(2), backend.Options{
-		HostDriverRoot: "/run/driver", IndexInEnv: true, CDIKind: "example.com/device",
+		HostDriverRoot: "/run/driver", DevRoot: t.TempDir(), IndexInEnv: true, CDIKind: "example.com/device",
 	})
 	found := n.found()
 	e, err := n.Edits(found.Devices[1].ID)

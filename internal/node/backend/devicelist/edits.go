@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 
@@ -24,13 +23,19 @@ func (r *Table) Edits(ids ...accel.DeviceID) (e backend.Edits, names []string, e
 	if err != nil {
 		return backend.Edits{}, nil, fmt.Errorf("%s: %w", r.kind.Vendor, err)
 	}
+	files := []string{}
 	for _, d := range chosen {
 		name := string(d.id)
 		if r.options.IndexInEnv {
-			name = strconv.Itoa(d.index)
+			name = accel.IndexText(d.index)
 		}
 		names = append(names, name)
-		e.DeviceNodes = append(e.DeviceNodes, r.node(fmt.Sprintf("%s%d", r.kind.File, d.minor)))
+		for _, file := range append([]string{fmt.Sprintf("%s%d", r.kind.File, d.minor)}, d.nodes...) {
+			if !slices.Contains(files, file) { // partitions of one device have its file in common
+				files = append(files, file)
+				e.DeviceNodes = append(e.DeviceNodes, r.node(file))
+			}
+		}
 		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{
 			Kind: cmp.Or(r.options.CDIKind, r.kind.CDI),
 			Name: string(d.id),
@@ -40,7 +45,7 @@ func (r *Table) Edits(ids ...accel.DeviceID) (e backend.Edits, names []string, e
 		}
 	}
 	for _, file := range r.kind.Shared {
-		if r.exists(file) {
+		if r.Exists(file) {
 			e.DeviceNodes = append(e.DeviceNodes, r.node(file))
 		}
 	}
@@ -62,29 +67,31 @@ func (r *Table) choose(ids []accel.DeviceID) ([]known, error) {
 		}
 		// The driver numbers devices anew when one is gone.
 		if now := r.at[d.index]; now != id {
-			return nil, fmt.Errorf("device %s was %s %d, which is %s now", id, r.kind.Noun, d.index, now)
+			return nil, fmt.Errorf("device %s was %s %s, which is %s now", id, r.kind.Noun, accel.IndexText(d.index), now)
 		}
-		if now := r.owner[d.minor]; now != id {
+		if now := r.owner[d.minor]; now != d.owner {
 			return nil, fmt.Errorf("device %s had /%s%d, which %s has now", id, r.kind.File, d.minor, now)
 		}
 		chosen = append(chosen, d)
 	}
 	slices.SortFunc(chosen, func(a, b known) int { return cmp.Compare(a.index, b.index) })
-	return slices.Compact(chosen), nil
+	return slices.CompactFunc(chosen, func(a, b known) bool { return a.id == b.id }), nil
 }
 
 // node is the device file of that path, which has no slash in front.
 func (r *Table) node(file string) backend.DeviceNode {
+	_, host := r.options.DeviceRoot()
 	return backend.DeviceNode{
 		Path:        "/" + file,
-		HostPath:    filepath.Join(r.options.HostDriverRoot, file),
+		HostPath:    filepath.Join(host, file),
 		Permissions: "rw",
 	}
 }
 
-// exists reports whether there is such a file in the driver root.
-func (r *Table) exists(file string) bool {
-	path, err := securejoin.SecureJoin(r.options.DriverRoot, file)
+// Exists reports whether there is such a device file.
+func (r *Table) Exists(file string) bool {
+	seen, _ := r.options.DeviceRoot()
+	path, err := securejoin.SecureJoin(seen, file)
 	if err != nil {
 		return false
 	}

@@ -20,6 +20,10 @@ type Device struct {
 	accel.Device
 	// Minor is the number of its device file.
 	Minor int
+	// Owner is whose device file it is: the parent of a partition, "" for its own.
+	Owner accel.DeviceID
+	// Nodes are further device files of the device alone, seen from the driver root.
+	Nodes []string
 }
 
 // Entry returns d.
@@ -36,6 +40,7 @@ type Listing[E Entry] struct {
 	Devices []E
 	Links   []accel.Link
 	Faults  []backend.Fault
+	Problem error // that of backend.Found
 	// Silent and Unasked are those of backend.Found. Of a library that is silent
 	// nothing more must be asked.
 	Silent  bool

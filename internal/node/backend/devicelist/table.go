@@ -48,6 +48,9 @@ type Table struct {
 type known struct {
 	id           accel.DeviceID
 	index, minor int
+	// owner is whose device file it is, and nodes are those of its own besides.
+	owner accel.DeviceID
+	nodes []string
 }
 
 // Last is what the last discovery found.
@@ -74,7 +77,8 @@ func New(k Kind, o backend.Options) *Table {
 
 // Record keeps a listing, and returns it as the outcome of a discovery.
 func Record[E Entry](r *Table, l Listing[E]) backend.Found {
-	found := backend.Found{Driver: l.Driver, CUDA: l.CUDA, Links: l.Links, Faults: l.Faults, Silent: l.Silent, Unasked: l.Unasked}
+	found := backend.Found{Driver: l.Driver, CUDA: l.CUDA, Links: l.Links, Faults: l.Faults, Silent: l.Silent, Unasked: l.Unasked,
+		Problem: l.Problem}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	listed := map[accel.DeviceID]bool{}
@@ -82,8 +86,9 @@ func Record[E Entry](r *Table, l Listing[E]) backend.Found {
 		d := e.Entry()
 		found.Devices = append(found.Devices, d.Device)
 		listed[d.ID] = true
-		r.known[d.ID] = known{d.ID, d.Index, d.Minor}
-		r.at[d.Index], r.owner[d.Minor] = d.ID, d.ID
+		owner := cmp.Or(d.Owner, d.ID)
+		r.known[d.ID] = known{d.ID, d.Index, d.Minor, owner, d.Nodes}
+		r.at[d.Index], r.owner[d.Minor] = d.ID, owner
 	}
 	for _, faults := range [][]backend.Fault{found.Faults, found.Unasked} {
 		for i := range faults {

@@ -212,6 +212,12 @@ func TestEdits(t *testing.T) {
 		}
 		return e, names
 	}
+	if got, _ := edits(); got.DeviceNodes[0].HostPath != "/dev/acme5" {
+		t.Errorf("below a driver root without dev, device files are %v, want the host's own", got.DeviceNodes)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	got, names := edits()
 	want := backend.Edits{
 		DeviceNodes: []backend.DeviceNode{
@@ -222,9 +228,6 @@ func TestEdits(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" || !cmp.Equal(names, []string{"b", "a"}) {
 		t.Errorf("names are %q, edits (-want +got):\n%s", names, diff)
-	}
-	if err := os.MkdirAll(filepath.Join(root, "dev"), 0o755); err != nil {
-		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(root, "dev/acmectl"), nil, 0o644); err != nil {
 		t.Fatal(err)

@@ -408,7 +408,7 @@ func TestEdits(t *testing.T) {
 	topology := vendorsim.Topology{Cards: vendorsim.GCUs(3, 1024)}
 	topology.Cards[1].Minor = new(7)
 	r.install(topology)
-	b := r.open(backend.Options{HostDriverRoot: "/run/enflame"})
+	b := r.open(backend.Options{HostDriverRoot: "/run/enflame", DevRoot: t.TempDir()})
 	uuids(t, b)
 	id := func(i int) accel.DeviceID { return accel.DeviceID("GCU-" + topology.Cards[i].UUID) }
 	got, err := b.Edits(id(1), id(0))

@@ -25,7 +25,7 @@ type seats map[accel.DeviceID]seat
 
 // member is a chip that the library gives a position on a board.
 type member struct {
-	*chip
+	chip     *chip
 	position int
 	// id is the library's number of the board; it means nothing unless hasID.
 	id    uint32
@@ -77,16 +77,16 @@ func (b *Backend) assignBoards(ctx context.Context, lib *library, chips, failed 
 // Those of whom a chip beside them is found get theirs by seatOthers.
 func (b *Backend) seatFirsts(ctx context.Context, lib *library, firsts []member) error {
 	for _, m := range firsts {
-		if b.seats[m.ID].board != "" {
-			b.seats.sit(m, string(m.ID))
+		if b.seats[m.chip.ID].board != "" {
+			b.seats.sit(m, string(m.chip.ID))
 			continue
 		}
-		multi, err := queryChip(ctx, b, lib, "nvmlDeviceGetMultiGpuBoard", m.handle, lib.board.multi)
+		multi, err := queryChip(ctx, b, lib, "nvmlDeviceGetMultiGpuBoard", m.chip.handle, lib.board.multi)
 		if libloader.IsFatal(err) {
 			return err
 		}
 		if err == nil && multi != 0 {
-			b.seats.sit(m, string(m.ID))
+			b.seats.sit(m, string(m.chip.ID))
 		}
 	}
 	return nil
@@ -101,12 +101,12 @@ func (b *Backend) seatOthers(ctx context.Context, lib *library, firsts, others [
 		case err != nil:
 			return nil, err
 		case first != nil:
-			b.seats.sit(*first, string(first.ID))
-			b.seats.sit(m, string(first.ID))
+			b.seats.sit(*first, string(first.chip.ID))
+			b.seats.sit(m, string(first.chip.ID))
 		case failure != nil:
 			b.keepSeat(ctx, m.chip, failure)
-		case b.seats[m.ID].board != "":
-			m.Board, m.Chip = b.seats[m.ID].board, m.position
+		case b.seats[m.chip.ID].board != "":
+			m.chip.Board, m.chip.Chip = b.seats[m.chip.ID].board, m.position
 		default:
 			// A number that a chip on another board has too is not the board's.
 			m.hasID = m.hasID && !slices.ContainsFunc(firsts, func(f member) bool { return f.hasID && f.id == m.id })
@@ -123,7 +123,7 @@ func (b *Backend) firstOf(ctx context.Context, lib *library, firsts []member, m 
 	var failures []error
 	var alike []*member // that the library fails to tell of, with the same number of their board
 	for i := range firsts {
-		same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.handle, firsts[i].handle, lib.board.same)
+		same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.chip.handle, firsts[i].chip.handle, lib.board.same)
 		switch {
 		case libloader.IsFatal(err):
 			return nil, nil, err
@@ -148,14 +148,16 @@ func (b *Backend) firstOf(ctx context.Context, lib *library, firsts []member, m 
 func (b *Backend) seatOrphans(ctx context.Context, lib *library, orphans []member) error {
 	slices.SortStableFunc(orphans, func(a, b member) int { return cmp.Compare(a.position, b.position) })
 	for i, m := range orphans {
-		samePlace := func(o member) bool { return o.ID != m.ID && o.hasID && o.id == m.id && o.position == m.position }
+		samePlace := func(o member) bool {
+			return o.chip.ID != m.chip.ID && o.hasID && o.id == m.id && o.position == m.position
+		}
 		if m.hasID && !slices.ContainsFunc(orphans, samePlace) {
-			m.Board, m.Chip = fmt.Sprintf("board-%d", m.id), m.position
+			m.chip.Board, m.chip.Chip = fmt.Sprintf("board-%d", m.id), m.position
 			continue
 		}
-		m.Board, m.Chip = string(m.ID), m.position
+		m.chip.Board, m.chip.Chip = string(m.chip.ID), m.position
 		for _, lower := range orphans[:i] {
-			same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.handle, lower.handle, lib.board.same)
+			same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.chip.handle, lower.chip.handle, lib.board.same)
 			if libloader.IsFatal(err) {
 				return err
 			}
@@ -164,7 +166,7 @@ func (b *Backend) seatOrphans(ctx context.Context, lib *library, orphans []membe
 				break
 			}
 			if same != 0 {
-				m.Board = lower.Board
+				m.chip.Board = lower.chip.Board
 				break
 			}
 		}
@@ -174,8 +176,8 @@ func (b *Backend) seatOrphans(ctx context.Context, lib *library, orphans []membe
 
 // sit puts a chip on a board for good.
 func (s seats) sit(m member, board string) {
-	m.Board, m.Chip = board, m.position
-	s[m.ID] = seat{board, m.position}
+	m.chip.Board, m.chip.Chip = board, m.position
+	s[m.chip.ID] = seat{board, m.position}
 }
 
 // keepBoards leaves chips where they were found last, without asking the library.

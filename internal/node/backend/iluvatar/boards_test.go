@@ -112,12 +112,12 @@ func TestBoardNumbersThatSayNothing(t *testing.T) {
 	}
 	var got []string
 	for _, m := range orphans {
-		got = append(got, m.Board)
+		got = append(got, m.chip.Board)
 	}
 	if diff := cmp.Diff([]string{"a", "b", "board-8"}, got); diff != "" {
 		t.Errorf("boards of chips at one position (-want +got):\n%s", diff)
 	}
-	if h := orphans[1].Health; !h.Unhealthy {
+	if h := orphans[1].chip.Health; !h.Unhealthy {
 		t.Error("a chip whose board cannot be told takes pods")
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Discover calls discover when no other discovery runs, and turns its error
-// into one that backend.Backend promises.
+// into one that backend.Backend promises. During a pause it releases the library instead.
 func (s *Loader[L]) Discover(ctx context.Context, discover func() (backend.Found, error)) (backend.Found, error) {
 	canceled := func() (backend.Found, error) {
 		return backend.Found{}, fmt.Errorf("discover %s devices: %w", s.steps.Vendor, ctx.Err())
@@ -21,7 +21,11 @@ func (s *Loader[L]) Discover(ctx context.Context, discover func() (backend.Found
 	case <-ctx.Done():
 		return canceled()
 	}
-	found, err := discover()
+	var found backend.Found
+	err := s.paused(ctx)
+	if err == nil {
+		found, err = discover()
+	}
 	switch {
 	case err == nil:
 		return found, nil

@@ -59,6 +59,8 @@ type Steps[L Library] struct {
 	Started func()
 	// Observe, unless nil, is that of backend.Options.
 	Observe func(call string, took time.Duration, hung bool)
+	// Pause is that of backend.Options.
+	Pause *backend.Pause
 	// Bound, unless nil, tells which devices the kernel has for the driver, see
 	// sysfs.Root.Bound. It is for libraries that count their devices when they
 	// are initialised, and runs in a discovery, on no queue.
@@ -73,9 +75,11 @@ type Loader[L Library] struct {
 	// Calls and Events are where functions of the library run, with Call.
 	Calls, Events *callqueue.Queue
 
-	// turn is held by the discovery that runs. It guards plug and revived.
+	// turn is held by the discovery that runs. It guards plug, revived and unreleased.
 	turn chan struct{}
 	plug sysfs.Plug
+	// unreleased is why the library was not released when a pause wanted it.
+	unreleased error
 	// revived is true once the library was initialised anew because no device
 	// could be asked, and until one can: it is tried once, for a driver that
 	// was loaded anew, and not for devices that are simply gone.
@@ -254,7 +258,15 @@ func (s *Loader[L]) Close() error {
 	if closed {
 		return nil
 	}
-	_, err := callqueue.RunAlone(context.Background(), s.Events, s.Calls, s.steps.ShutdownCall, func() (struct{}, error) {
+	if err := s.release(context.Background()); err != nil {
+		return fmt.Errorf("%s: %w", s.steps.Vendor, err)
+	}
+	return nil
+}
+
+// release shuts the library down and unloads it.
+func (s *Loader[L]) release(ctx context.Context) error {
+	_, err := callqueue.RunAlone(ctx, s.Events, s.Calls, s.steps.ShutdownCall, func() (struct{}, error) {
 		var none L
 		s.shutdown()
 		s.mu.Lock()
@@ -266,8 +278,30 @@ func (s *Loader[L]) Close() error {
 		}
 		return struct{}{}, s.steps.Close(lib)
 	})
-	if err != nil {
-		return fmt.Errorf("%s: %w", s.steps.Vendor, err)
+	return err
+}
+
+// paused returns an error while the library may not be used, and has released it then. The
+// caller has the turn.
+func (s *Loader[L]) paused(ctx context.Context) error {
+	why, _ := s.steps.Pause.Now()
+	if !why.Unhealthy {
+		s.unreleased = nil
+		return nil
 	}
-	return nil
+	lib, err := s.Current()
+	if err != nil {
+		return err
+	}
+	var none L
+	if lib != none {
+		s.unreleased = s.release(ctx)
+		if s.unreleased == nil {
+			logr.FromContextOrDiscard(ctx).Info("Released the vendor's library", "vendor", s.steps.Vendor, "path", lib.LoadedFrom(),
+				"because", why.Reason)
+		}
+	} else if Hung(s.unreleased) != nil && !s.hangs() {
+		s.unreleased = nil // the call that did not return in time has returned
+	}
+	return &backend.PausedError{Health: why, Unreleased: s.unreleased}
 }

@@ -20,7 +20,7 @@ const (
 	// maxLine is how much of a line of its diagnostics is kept, in bytes.
 	maxLine = 1 << 10
 	// killGrace is how long a process may take to end that was killed.
-	killGrace = 2 * time.Second
+	killGrace = 10 * time.Second
 )
 
 // child runs the generator, one process at a time. It is safe for concurrent use.

@@ -47,8 +47,19 @@ func (b *Backend) Discover(ctx context.Context) (backend.Found, error) {
 // gpu is a GPU that the library describes.
 type gpu struct {
 	devicelist.Device
+	told description
+	// mig are the MIG devices of a GPU in MIG mode, by any strategy but none.
+	mig []migDevice
+	// part is what this entry is instead of a GPU, nil for a GPU.
+	part *migDevice
+}
+
+// description is what the library says of a GPU, and backend.Found does not have.
+type description struct {
 	handle nvml.Device
 	traits traits
+	// ailments are those of its health, besides events.
+	ailments []accel.Health
 }
 
 // list asks the library about all GPUs. Its error is one of the library as a
@@ -77,9 +88,12 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (l device
 	}
 	l.Driver, l.CUDA, l.Machine = driver, cuda, b.sysfs.Machine()
 	if !l.Silent {
-		l.Links, err = b.links(ctx, lib, l.Devices)
+		if l.Links, err = b.links(ctx, lib, l.Devices); err != nil {
+			return l, err
+		}
 	}
-	return l, err
+	addMIG(b, &l, told)
+	return l, nil
 }
 
 // displayOnly are the names of the card of NVIDIA's workstations that drives the
@@ -121,7 +135,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if err != nil {
 		return g, err
 	}
-	g.handle = handle
+	g.told.handle = handle
 	uuid, err := queryGPU(ctx, b, lib, "nvmlDeviceGetUUID", index, handle.GetUUID)
 	if err != nil {
 		return g, err
@@ -140,11 +154,15 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if g.Minor, err = queryGPU(ctx, b, lib, "nvmlDeviceGetMinorNumber", index, handle.GetMinorNumber); err != nil {
 		return g, err
 	}
+	if g.told.traits, err = b.askTraits(ctx, lib, g); err != nil {
+		return g, err
+	}
+	g.Partitioned = g.told.traits.partitioned
 	memory, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryInfo", index, handle.GetMemoryInfo)
 	switch {
 	case unsupported(err): // the GPU shares the CPU's memory; it has none to be shared by, but is good as a whole
 	case err != nil:
-		return g, err
+		return g, monitorHint(g, err)
 	default:
 		if g.MemoryBytes, err = devicelist.Memory("nvmlDeviceGetMemoryInfo", memory.Total); err != nil {
 			return g, fmt.Errorf("GPU %d: %w", index, err)
@@ -153,16 +171,23 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if err := b.locate(ctx, lib, g); err != nil {
 		return g, err
 	}
-	if g.traits, err = b.askTraits(ctx, lib, g); err != nil {
+	g.told.traits.class = b.sysfs.OfDevice(g.PCI, "class")
+	if g.told.ailments, err = b.ailments(ctx, lib, g); err != nil {
 		return g, err
 	}
-	g.Health, err = b.health(ctx, lib, g, told)
-	return g, err
+	cut := g.Partitioned && b.options.MIG != backend.MIGNone
+	if cut {
+		if g.mig, err = migDevices(ctx, b, lib, g); err != nil {
+			return g, monitorHint(g, err)
+		}
+	}
+	g.Health = gravest(b.options, slices.Concat(g.told.ailments, told.ofGPU(g.ID, cut)))
+	return g, nil
 }
 
 // locate asks where the GPU is: its PCI address and NUMA node.
 func (b *Backend) locate(ctx context.Context, lib *library, g *gpu) error {
-	pci, err := queryGPU(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", g.Index, g.handle.GetPciInfo)
+	pci, err := queryGPU(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", g.Index, g.told.handle.GetPciInfo)
 	switch {
 	case unsupported(err): // the GPU works without
 	case err != nil:
@@ -175,7 +200,7 @@ func (b *Backend) locate(ctx context.Context, lib *library, g *gpu) error {
 	}
 	// In a container that does not see the kernel's files, the library knows.
 	nodes, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryAffinity", g.Index, func() ([]uint, nvml.Return) {
-		return g.handle.GetMemoryAffinity(maxNUMANodes, nvml.AFFINITY_SCOPE_NODE)
+		return g.told.handle.GetMemoryAffinity(maxNUMANodes, nvml.AFFINITY_SCOPE_NODE)
 	})
 	if libloader.IsFatal(err) {
 		return err
@@ -226,16 +251,17 @@ func chars[T ~int8 | ~uint8](field []T) []uint8 {
 
 // blame adds what events told of GPUs that cannot be described now: a GPU often has an
 // error and is lost at once, and the error is what says whether it may come back.
-func blame(o backend.Options, table *devicelist.Table, found *backend.Found, told faults) {
-	for id, list := range told.of {
+func blame(o backend.Options, table *devicelist.Table, found *backend.Found, told faults, places map[accel.DeviceID]migPlace) {
+	for _, id := range told.devices() {
 		if slices.ContainsFunc(found.Devices, func(d accel.Device) bool { return d.ID == id }) {
 			continue
 		}
-		h := gravest(o, list)
+		h := gravest(o, told.ofGPU(id, false))
 		named := false
 		for _, faults := range [][]backend.Fault{found.Faults, found.Unasked} {
 			for i := range faults {
-				if f := &faults[i]; f.ID == id {
+				f := &faults[i]
+				if at, mig := places[f.ID]; f.ID == id || mig && at.gpu == id {
 					f.Err, f.Cause, named = fmt.Errorf("%s; %w", h.Reason, f.Err), h.Cause, true
 				}
 			}
@@ -256,22 +282,28 @@ func (b *Backend) record(ctx context.Context, l devicelist.Listing[*gpu], told f
 	b.mu.Lock()
 	for _, g := range l.Devices {
 		listed[g.ID] = true
-		if g.traits.partitioned && !b.traits[g.ID].partitioned {
-			logr.FromContextOrDiscard(ctx).Info("A GPU is in MIG mode; it is offered whole, its partitions are not",
-				"vendor", Vendor, "device", g.ID)
+		if g.Partitioned && !b.traits[g.ID].partitioned {
+			logr.FromContextOrDiscard(ctx).Info("A GPU is in MIG mode",
+				"vendor", Vendor, "device", g.ID, "migStrategy", b.options.MIG, "migDevices", len(g.mig))
 		}
-		b.traits[g.ID] = g.traits
+		if g.part != nil {
+			g.told.traits.attributes = g.part.attributes
+		}
+		b.traits[g.ID] = g.told.traits
 	}
-	for id, h := range told.of {
-		if !listed[id] {
+	for on, h := range told.of {
+		if !listed[on.device] || unheardByMIG(l.Devices, on) {
 			// A GPU often has an error and is lost at once. It is told of when
 			// the GPU is back, for those whom the error keeps from trusting it.
-			b.told = b.told.add(id, h...)
+			b.told = b.told.add(on, h...)
 		}
 	}
+	b.places = placesOf(&l, b.places)
+	places := b.places
+	b.problem = l.Problem
 	b.mu.Unlock()
 	found := devicelist.Record(b.table, l)
-	blame(b.options, b.table, &found, told)
+	blame(b.options, b.table, &found, told, places)
 	select {
 	case b.news <- struct{}{}:
 	default: // somebody will look

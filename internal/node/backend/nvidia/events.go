@@ -33,7 +33,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		last := b.table.Last()
 		b.mu.Lock()
 		born, lost := b.born, b.lost
-		retry := len(b.unheard) > 0 && time.Since(b.listened) >= backend.DefaultInterval && b.loader.Events.AnyHung() == nil
+		retry := len(b.unheard.why) > 0 && time.Since(b.unheard.at) >= backend.DefaultInterval && b.loader.Events.AnyHung() == nil
 		b.mu.Unlock()
 		switch {
 		case lib == nil || !b.loader.Initialised() || last.Round == 0:
@@ -140,7 +140,7 @@ func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if known {
-		b.told = b.told.add(id, h)
+		b.told = b.told.add(subject{id, instance{e.GpuInstanceId, e.ComputeInstanceId}}, h)
 	} else {
 		b.told = b.told.addAll(h)
 	}
@@ -154,8 +154,9 @@ const maxLeft = 64
 // tell, and when there are GPUs whose events cannot be heard now, and could
 // before, or the other way round.
 func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last devicelist.Last) (changed bool, err error) {
-	unheard := map[accel.DeviceID]error{}
-	gpus := last.Devices
+	failed := map[accel.DeviceID]error{}
+	// Events of MIG devices are those of their GPU.
+	gpus := backend.Whole(last.Devices)
 	left, failure := queryOn(ctx, b, b.loader.Events, lib, "nvmlEventSetCreate", noGPU, func() (left bool, code nvml.Return) {
 		// What the set before has not told yet would be lost with it.
 		for range maxLeft {
@@ -179,7 +180,7 @@ func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last devi
 		return false, failure
 	case failure != nil:
 		for _, g := range gpus {
-			unheard[g.ID] = failure
+			failed[g.ID] = failure
 		}
 		gpus = nil
 	}
@@ -193,7 +194,7 @@ func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last devi
 				"vendor", Vendor, "device", g.ID, "err", err)
 		case libloader.HasCode(err, nvml.ERROR_GPU_IS_LOST): // whoever discovers finds out
 		case err != nil:
-			unheard[g.ID] = err
+			failed[g.ID] = err
 		}
 	}
 	b.mu.Lock()
@@ -201,8 +202,8 @@ func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last devi
 	if b.born != born {
 		return false, nil // the library was initialised anew, and the set with it
 	}
-	changed = left || !maps.EqualFunc(unheard, b.unheard, func(a, b error) bool { return a.Error() == b.Error() })
-	b.unheard, b.listened = unheard, time.Now()
+	changed = left || !maps.EqualFunc(failed, b.unheard.why, func(a, b error) bool { return a.Error() == b.Error() })
+	b.unheard = unheard{failed, time.Now()}
 	if failure == nil {
 		b.heard.Store(last.Round)
 	} else if !changed {

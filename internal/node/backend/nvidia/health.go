@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -39,13 +40,20 @@ var FatalByDefault = []string{
 // Causes returns the causes that a device of the vendor can be unhealthy for, as
 // patterns with "*".
 func Causes() []string {
-	return []string{"xid-*", causeDoubleBit, causeRowRemap, accel.CauseUnreachable, accel.CauseLost}
+	return []string{"xid-*", causeDoubleBit, causeRowRemap, causeCapabilities, accel.CauseUnreachable, accel.CauseLost}
+}
+
+// subject is what an event is about.
+type subject struct {
+	device accel.DeviceID // a GPU
+	// instance is wholeGPU unless it is about MIG devices.
+	instance
 }
 
 // faults are what events told of, which is no state that could be asked for.
 // The zero value is none.
 type faults struct {
-	of map[accel.DeviceID][]accel.Health
+	of map[subject][]accel.Health
 	// all are faults of a GPU that the library does not tell; it may be any.
 	all []accel.Health
 }
@@ -54,13 +62,13 @@ type faults struct {
 // nothing.
 const maxFaults = 64
 
-// add returns f with a fault of that GPU; of each cause the first one stays.
-func (f faults) add(id accel.DeviceID, faults ...accel.Health) faults {
+// add returns f with faults of that subject; of each cause the first one stays.
+func (f faults) add(on subject, faults ...accel.Health) faults {
 	f.of = maps.Clone(f.of)
 	if f.of == nil {
-		f.of = map[accel.DeviceID][]accel.Health{}
+		f.of = map[subject][]accel.Health{}
 	}
-	f.of[id] = with(f.of[id], faults)
+	f.of[on] = with(f.of[on], faults)
 	return f
 }
 
@@ -83,14 +91,48 @@ func with(list, more []accel.Health) []accel.Health {
 
 // and returns the faults of f and those of later ones.
 func (f faults) and(later faults) faults {
-	for id, faults := range later.of {
-		f = f.add(id, faults...)
+	for on, faults := range later.of {
+		f = f.add(on, faults...)
 	}
 	return f.addAll(later.all...)
 }
 
-// at returns the faults of that GPU, the oldest first.
-func (f faults) at(id accel.DeviceID) []accel.Health { return slices.Concat(f.of[id], f.all) }
+// about returns the faults of the subjects that are such, those of every GPU last.
+func (f faults) about(is func(subject) bool) []accel.Health {
+	var out []accel.Health
+	// In one order, as of several equally grave ones the first is told.
+	for _, on := range slices.SortedFunc(maps.Keys(f.of), func(a, b subject) int {
+		return cmp.Or(cmp.Compare(b.gpu, a.gpu), cmp.Compare(b.compute, a.compute), cmp.Compare(a.device, b.device))
+	}) {
+		if is(on) {
+			out = append(out, f.of[on]...)
+		}
+	}
+	return append(out, f.all...)
+}
+
+// ofGPU returns the faults of a GPU. Those of its MIG devices are its own unless it is
+// cut into them.
+func (f faults) ofGPU(id accel.DeviceID, cut bool) []accel.Health {
+	return f.about(func(on subject) bool { return on.device == id && (!cut || on.instance == wholeGPU) })
+}
+
+// ofMIG returns the faults of a MIG device of that GPU: those of the GPU and its own.
+func (f faults) ofMIG(gpu accel.DeviceID, m *migDevice) []accel.Health {
+	return f.about(func(on subject) bool {
+		return on.device == m.id || on.device == gpu && on.covers(m.instance)
+	})
+}
+
+// devices returns those that have faults of their own, sorted.
+func (f faults) devices() []accel.DeviceID {
+	var out []accel.DeviceID
+	for on := range f.of {
+		out = append(out, on.device)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
 
 // xidDoubleBit is the driver's number for causeDoubleBit.
 const xidDoubleBit = "xid-48"
@@ -113,40 +155,40 @@ func unwell(o backend.Options, cause, format string, args ...any) accel.Health {
 	return accel.Health{Unhealthy: true, Cause: cause, Reason: fmt.Sprintf(format, args...)}
 }
 
-// health says how a GPU is: what the library tells when it is asked, then what
-// events told of, unless one of these is to keep the GPU away for good. Its
-// error is one that libloader.IsFatal.
-func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults) (accel.Health, error) {
+// ailments is what the library tells of a GPU's health when it is asked, and that its
+// events cannot be heard. Its error is one that libloader.IsFatal.
+func (b *Backend) ailments(ctx context.Context, lib *library, g *gpu) ([]accel.Health, error) {
 	failed, err := queryGPU(ctx, b, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
-		_, _, _, failed, code := g.handle.GetRemappedRows()
+		_, _, _, failed, code := g.told.handle.GetRemappedRows()
 		return failed, code
 	})
 	var all []accel.Health
 	switch {
 	case libloader.IsFatal(err):
-		return accel.Health{}, err
+		return nil, err
 	case unsupported(err):
 	case err != nil:
 		all = append(all, unreachable(b.options, err))
 	case failed:
 		all = append(all, unwell(b.options, causeRowRemap, "a bad row of its memory could not be replaced, nvmlDeviceGetRemappedRows says"))
 	}
-	all = append(all, told.at(g.ID)...)
 	b.mu.Lock()
-	unheard := b.unheard[g.ID]
+	unheard := b.unheard.why[g.ID]
 	b.mu.Unlock()
 	if unheard != nil {
 		all = append(all, unreachable(b.options, unheard))
 	}
-	all = slices.DeleteFunc(all, func(h accel.Health) bool { return !h.Unhealthy }) // what does not count
-	if len(all) == 0 {
-		return accel.Health{}, nil
-	}
-	return gravest(b.options, all), nil
+	return all, nil
 }
 
-// gravest is the health that is told of several.
+// gravest is the health that is told of several: what the library tells when it is
+// asked, then what events told of, unless one of these is to keep the device away for
+// good.
 func gravest(o backend.Options, all []accel.Health) accel.Health {
+	all = slices.DeleteFunc(slices.Clone(all), func(h accel.Health) bool { return !h.Unhealthy }) // what does not count
+	if len(all) == 0 {
+		return accel.Health{}
+	}
 	var causes []string
 	for _, h := range all {
 		causes = append(causes, h.Cause)

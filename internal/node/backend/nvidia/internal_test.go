@@ -25,7 +25,7 @@ func TestEventOfAnUnknownGPUMarksAll(t *testing.T) {
 	}
 	b.note(t.Context(), xid(13))
 	b.note(t.Context(), nvml.EventData{EventType: nvml.EventTypeClock})
-	if h := b.told.at("GPU-a"); len(h) > 0 {
+	if h := b.told.ofGPU("GPU-a", false); len(h) > 0 {
 		t.Errorf("after what does not count, health is %+v", h)
 	}
 	b.note(t.Context(), xid(79))
@@ -36,7 +36,7 @@ func TestEventOfAnUnknownGPUMarksAll(t *testing.T) {
 		{Unhealthy: true, Cause: "xid-94", Reason: "critical error XID 94 of a GPU that the library does not identify"},
 	}
 	for _, id := range []accel.DeviceID{"GPU-a", "GPU-b"} {
-		if diff := cmp.Diff(want, b.told.at(id)); diff != "" {
+		if diff := cmp.Diff(want, b.told.ofGPU(id, false)); diff != "" {
 			t.Errorf("health of %s (-want +got):\n%s", id, diff)
 		}
 	}
@@ -46,24 +46,25 @@ func TestFaultsKeepOneOfEachCause(t *testing.T) {
 	sick := func(cause, reason string) accel.Health {
 		return accel.Health{Unhealthy: true, Cause: cause, Reason: reason}
 	}
-	one := faults{}.add("a", sick("1", "first")).add("a", sick("2", "first")).add("a", sick("1", "second"))
-	both := one.and(faults{}.add("a", sick("2", "third"), sick("3", "third")).add("b", sick("4", "third")).addAll(sick("5", "third")))
+	a, other := subject{"a", wholeGPU}, subject{"b", wholeGPU}
+	one := faults{}.add(a, sick("1", "first")).add(a, sick("2", "first")).add(a, sick("1", "second"))
+	both := one.and(faults{}.add(a, sick("2", "third"), sick("3", "third")).add(other, sick("4", "third")).addAll(sick("5", "third")))
 	for id, want := range map[accel.DeviceID]string{"a": "1first 2first 3third 5third", "b": "4third 5third", "c": "5third"} {
 		var got []string
-		for _, h := range both.at(id) {
+		for _, h := range both.ofGPU(id, false) {
 			got = append(got, h.Cause+h.Reason)
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("faults of %s are %q, want %q", id, got, want)
 		}
 	}
-	if len(one.at("a")) != 2 || len(one.at("b")) > 0 || len(one.at("c")) > 0 {
+	if len(one.ofGPU("a", false)) != 2 || len(one.ofGPU("b", false)) > 0 || len(one.ofGPU("c", false)) > 0 {
 		t.Error("faults that were added to others changed these")
 	}
 	for n := range uint64(1000) {
-		one = one.add("a", sick(fmt.Sprint(n), ""))
+		one = one.add(a, sick(fmt.Sprint(n), ""))
 	}
-	if n := len(one.at("a")); n > maxFaults {
+	if n := len(one.ofGPU("a", false)); n > maxFaults {
 		t.Errorf("%d faults are kept", n)
 	}
 }

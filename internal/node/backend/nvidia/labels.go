@@ -2,10 +2,13 @@ package nvidia
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
 )
@@ -16,14 +19,17 @@ type traits struct {
 	migCapable   bool // it can be cut into partitions
 	partitioned  bool // it is
 	class        string
+	// attributes are those of a MIG device.
+	attributes nvml.DeviceAttributes
 }
 
-// askTraits asks for what labels tell of a GPU. Its error is one that libloader.IsFatal;
-// what the library does not tell is left out.
+// askTraits asks for what labels tell of a GPU, and whether it is in MIG mode, without
+// which it cannot be offered by another strategy than none. What else the library does
+// not tell is left out.
 func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits, err error) {
 	type numbers [2]int
 	compute, err := queryGPU(ctx, b, lib, "nvmlDeviceGetCudaComputeCapability", g.Index, func() (numbers, nvml.Return) {
-		major, minor, code := g.handle.GetCudaComputeCapability()
+		major, minor, code := g.told.handle.GetCudaComputeCapability()
 		return numbers{major, minor}, code
 	})
 	switch {
@@ -33,7 +39,7 @@ func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits
 		t.major, t.minor = compute[0], compute[1]
 	}
 	mode, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMigMode", g.Index, func() (int, nvml.Return) {
-		mode, _, code := g.handle.GetMigMode()
+		mode, _, code := g.told.handle.GetMigMode()
 		return mode, code
 	})
 	switch {
@@ -41,8 +47,9 @@ func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits
 		return t, err
 	case err == nil:
 		t.migCapable, t.partitioned = true, mode == nvml.DEVICE_MIG_ENABLE
+	case !unsupported(err) && b.options.MIG != backend.MIGNone:
+		return t, err // whether it may be given out as a whole is not known
 	}
-	t.class = b.sysfs.OfDevice(g.PCI, "class")
 	return t, nil
 }
 
@@ -59,35 +66,31 @@ const (
 // Labels describes the node by the labels of NVIDIA's GPU feature discovery,
 // but for its time stamp, which would make the node change every minute. On a
 // node with several models, what is said of a GPU is said of the most frequent
-// one, of the lowest index among equals, and the count is that of all GPUs.
+// one, of the lowest index among equals, and the count is that of all GPUs. MIG
+// devices are described by strategy: in the place of GPUs, or beside them.
 func (b *Backend) Labels(sharing backend.Sharing) map[string]string {
 	last := b.table.Last()
-	if len(last.Devices) == 0 {
+	gpus := backend.Whole(last.Devices)
+	if len(gpus) == 0 {
 		return nil
 	}
-	model := backend.MostFrequent(last.Devices)
 	b.mu.Lock()
-	t := b.traits[model.ID]
+	known, invalid := maps.Clone(b.traits), b.problem != nil
 	b.mu.Unlock()
+	model := backend.MostFrequent(gpus)
+	// GPUs in MIG mode are not given out by this name, unless there are others.
+	whole := b.options.MIG == backend.MIGNone ||
+		slices.ContainsFunc(gpus, func(d accel.Device) bool { return d.Model == model.Model && !d.Partitioned })
+	t := known[model.ID]
 	labels := map[string]string{
-		"gpu.present":          "true",
-		"gpu.machine":          last.Machine,
-		"gpu.count":            strconv.Itoa(len(last.Devices)),
-		"gpu.replicas":         strconv.Itoa(max(sharing.Replicas, 1)),
-		"gpu.sharing-strategy": "none",
-		"gpu.product":          model.Model,
-		"gpu.family":           family(t.major, t.minor),
-		"gpu.mode":             mode(t.class),
-		"mig.capable":          strconv.FormatBool(t.migCapable),
-		"mig.strategy":         "none", // GPUs are offered whole
+		"gpu.present":  "true",
+		"gpu.machine":  last.Machine,
+		"gpu.family":   family(t.major, t.minor),
+		"gpu.mode":     mode(t.class),
+		"mig.capable":  strconv.FormatBool(slices.ContainsFunc(gpus, func(d accel.Device) bool { return known[d.ID].migCapable })),
+		"mig.strategy": b.options.MIG,
 	}
-	if sharing.Replicas > 1 {
-		labels["gpu.sharing-strategy"] = "time-slicing"
-		if !sharing.Renamed {
-			product := backend.LabelValue(model.Model)
-			labels["gpu.product"] = product[:min(len(product), maxProduct)] + sharedSuffix
-		}
-	}
+	sharingLabels(labels, "gpu.", sharing, whole, len(gpus), model.Model)
 	if model.MemoryBytes > 0 {
 		labels["gpu.memory"] = strconv.FormatInt(model.MemoryBytes>>20, 10) // MiB
 	}
@@ -95,6 +98,7 @@ func (b *Backend) Labels(sharing backend.Sharing) map[string]string {
 		labels["gpu.compute.major"] = strconv.Itoa(t.major)
 		labels["gpu.compute.minor"] = strconv.Itoa(t.minor)
 	}
+	migLabels(labels, b.options.MIG, invalid, last.Devices, known, sharing)
 	labels["cuda.driver-version.full"], labels["cuda.runtime-version.full"] = last.Driver, last.CUDA
 	backend.VersionLabels(labels, "cuda.driver-version.", last.Driver, "major", "minor", "revision")
 	backend.VersionLabels(labels, "cuda.runtime-version.", last.CUDA, "major", "minor")
@@ -102,6 +106,64 @@ func (b *Backend) Labels(sharing backend.Sharing) map[string]string {
 	backend.VersionLabels(labels, "cuda.driver.", last.Driver, "major", "minor", "rev")
 	backend.VersionLabels(labels, "cuda.runtime.", last.CUDA, "major", "minor")
 	return backend.Labels(labelPrefix, labels)
+}
+
+// sharingLabels adds how many devices there are under a prefix and how pods share
+// them. Devices that are not given out by that name have no replicas.
+func sharingLabels(labels map[string]string, prefix string, sharing backend.Sharing, offered bool, count int, product string) {
+	labels[prefix+"count"] = strconv.Itoa(count)
+	labels[prefix+"product"] = product
+	switch {
+	case !offered:
+		labels[prefix+"replicas"], labels[prefix+"sharing-strategy"] = "0", ""
+	case sharing.Replicas > 1:
+		labels[prefix+"replicas"], labels[prefix+"sharing-strategy"] = strconv.Itoa(sharing.Replicas), "time-slicing"
+		if !sharing.Renamed {
+			value := backend.LabelValue(product)
+			labels[prefix+"product"] = value[:min(len(value), maxProduct)] + sharedSuffix
+		}
+	default:
+		labels[prefix+"replicas"], labels[prefix+"sharing-strategy"] = "1", "none"
+	}
+}
+
+// migLabels adds what the strategy says of MIG devices.
+func migLabels(labels map[string]string, strategy string, invalid bool, devices []accel.Device, known map[accel.DeviceID]traits,
+	sharing backend.Sharing,
+) {
+	in := slices.IndexFunc(devices, func(d accel.Device) bool { return d.Partitioned })
+	switch {
+	case strategy == backend.MIGNone || in < 0:
+		return
+	case invalid:
+		sharingLabels(labels, "gpu.", sharing, false, 0, devices[in].Model+"-MIG-INVALID")
+		labels["gpu.memory"] = "0"
+		return
+	}
+	counts := map[string]int{}
+	for _, d := range devices {
+		if d.Profile != "" {
+			counts[d.Profile]++
+		}
+	}
+	for profile, count := range counts {
+		prefix, of := "gpu.", sharing
+		name := accel.ProfileName(profile)
+		if strategy == backend.MIGMixed {
+			prefix, of = "mig-"+name+".", sharing.Profiles[name]
+		}
+		first := devices[slices.IndexFunc(devices, func(d accel.Device) bool { return d.Profile == profile })]
+		sharingLabels(labels, prefix, of, true, count, first.Model+"-MIG-"+name)
+		a := known[first.ID].attributes
+		for key, value := range map[string]uint32{
+			"multiprocessors": a.MultiprocessorCount, "slices.gi": a.GpuInstanceSliceCount, "slices.ci": a.ComputeInstanceSliceCount,
+			"engines.copy": a.SharedCopyEngineCount, "engines.decoder": a.SharedDecoderCount, "engines.encoder": a.SharedEncoderCount,
+			"engines.jpeg": a.SharedJpegCount, "engines.ofa": a.SharedOfaCount,
+		} {
+			labels[prefix+key] = strconv.FormatUint(uint64(value), 10)
+		}
+		labels[prefix+"memory"] = strconv.FormatUint(a.MemorySizeMB, 10)
+	}
 }
 
 // family is the architecture of a compute capability.

@@ -15,6 +15,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend/callqueue"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libfile"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
+	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/nvmltable"
 )
 
 // places returns where NVML can be: where distributions and NVIDIA's driver
@@ -34,8 +35,8 @@ func places(o backend.Options) libfile.Places {
 }
 
 // The functions of NVML without which there is no discovery, and those that
-// some releases lack. Nothing else of NVML may be called: the binding resolves
-// a function when it is called first, and ends the process if that fails.
+// some releases lack. Nothing else of NVML may be called: whether a library has a
+// function is looked up once, when it is loaded.
 var (
 	requiredFunctions = []string{
 		"nvmlInit_v2", "nvmlShutdown", "nvmlErrorString",
@@ -49,55 +50,78 @@ var (
 		"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
 		"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
 		"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
+		"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",
+		"nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo",
+		"nvmlGpuInstanceGetComputeInstanceById", "nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetGpuInstanceProfileInfo",
+		"nvmlGpuInstanceGetComputeInstanceProfileInfo",
 	}
 )
 
 // library is NVML, loaded. Its functions run on the queues of a Backend only.
 type library struct {
 	libfile.File
-	api nvml.Interface
-	has map[string]bool // the functions that it has
+	api    nvml.Interface
+	has    map[string]bool // the functions that it has
+	handle *dl.DynamicLibrary
+	// users is how many backends use it; bound guards it.
+	users int
 }
 
-// bound is the library of this process. The binding calls C functions by names
-// that the dynamic loader resolves once, so the first library that was loaded
-// is the only one for as long as the process lives, whatever is loaded later.
+// bound is the library of this process. The binding has room for one, so all backends
+// of the process use the same.
 var bound struct {
 	sync.Mutex
-	lib *library
+	lib *library // nil for none
+	// stuck is a library that the dynamic loader did not unload.
+	stuck *libfile.File
 }
 
-// load returns NVML, loaded from one of the places; with an error it returns
-// old. Its error is a *backend.RestartNeededError when what was loaded is no
-// longer what is there.
+// load returns NVML, loaded from one of the places. Another file than the one that is
+// loaded takes its place, unless another backend uses that one. With an error it returns
+// old, if that is still loaded. Its error is a *backend.RestartNeededError when only another
+// process can load what is there now.
 func load(p libfile.Places, old *library) (*library, error) {
 	bound.Lock()
 	defer bound.Unlock()
-	if bound.lib == nil {
-		lib, err := libfile.Open(p, nil, examine)
-		if err == nil {
-			err = lib.bind()
-		}
+	if lib := bound.lib; lib != nil {
+		candidates, err := p.Candidates()
 		if err != nil {
 			return old, err
 		}
-		bound.lib = lib.library
-		return bound.lib, nil
+		switch {
+		case slices.Contains(candidates, lib.Path) && (!strings.Contains(lib.Path, "/") || lib.Unchanged(lib.Path)):
+			if old != lib {
+				lib.users++
+			}
+			return lib, nil
+		case !slices.ContainsFunc(candidates, func(c string) bool { return strings.Contains(c, "/") && isFile(c) }):
+			// The driver is not installed now. What comes next decides.
+			return old, p.NotFound()
+		case old != lib || lib.users > 1:
+			return old, replaced(lib.Path, "and another backend of this process uses it")
+		}
+		if err := lib.release(); err != nil {
+			return nil, replaced(lib.Path, err.Error())
+		}
 	}
-
-	candidates, err := p.Candidates()
+	lib, err := libfile.Open(p, nil, examine)
 	if err != nil {
-		return old, err
+		return nil, err
 	}
-	path := bound.lib.Path
-	switch {
-	case slices.Contains(candidates, path) && (!strings.Contains(path, "/") || bound.lib.Unchanged(path)):
-		return bound.lib, nil
-	case !slices.ContainsFunc(candidates, func(c string) bool { return strings.Contains(c, "/") && isFile(c) }):
-		// The driver is not installed now. What comes next decides.
-		return old, p.NotFound()
+	if bound.stuck != nil && !bound.stuck.Unchanged(lib.Path) {
+		return nil, errors.Join(replaced(bound.stuck.Path, "and cannot be unloaded"), lib.Close())
 	}
-	return old, &backend.RestartNeededError{Reason: path + ", which is loaded, was replaced or is no longer the driver's"}
+	if err := nvmltable.Bind(lib.Path); err != nil {
+		return nil, errors.Join(err, lib.Close())
+	}
+	lib.api = nvml.New(nvml.WithLibraryPath(lib.Path))
+	lib.users = 1
+	bound.lib, bound.stuck = lib, nil
+	return lib, nil
+}
+
+func replaced(path, why string) error {
+	return &backend.RestartNeededError{Reason: path + ", which is loaded, was replaced or is no longer the driver's, " + why}
 }
 
 func isFile(path string) bool {
@@ -105,57 +129,61 @@ func isFile(path string) bool {
 	return err == nil
 }
 
-// candidate is a library that is loaded for this package alone, to look at it.
-type candidate struct {
-	*library
-	handle *dl.DynamicLibrary
+// unload lets go of the library for one backend, which shut it down. The last one takes
+// it out of the process.
+func unload(l *library) error {
+	bound.Lock()
+	defer bound.Unlock()
+	if l.users > 1 {
+		l.users--
+		return nil
+	}
+	return l.release()
 }
 
-// examine loads the library at path, so that the binding does not see it yet:
+// release takes the library out of the process. Its error says that it stays. The
+// caller has bound.
+func (l *library) release() error {
+	bound.lib, l.users = nil, 0
+	nvmltable.Unbind()
+	err := l.Close()
+	if !nvmltable.Unload(l.Path) {
+		bound.stuck = &l.File
+		return errors.Join(fmt.Errorf("%s cannot be unloaded from this process", l.Path), err)
+	}
+	return nil
+}
+
+// examine loads the library at path, so that the binding does not call it yet:
 // one that lacks functions must be able to go again. Its error names all that
 // are missing.
-func examine(path string) (*candidate, error) {
+func examine(path string) (*library, error) {
 	file, err := libfile.Stat(path)
 	if err != nil {
 		return nil, err
 	}
-	c := &candidate{
-		library: &library{File: file, has: map[string]bool{}},
-		handle:  dl.New(path, dl.RTLD_LAZY|dl.RTLD_LOCAL),
-	}
-	if err := c.handle.Open(); err != nil {
+	l := &library{File: file, has: map[string]bool{}, handle: dl.New(path, dl.RTLD_LAZY|dl.RTLD_LOCAL)}
+	if err := l.handle.Open(); err != nil {
 		return nil, err
 	}
 	var missing []string
 	for _, name := range requiredFunctions {
-		if c.handle.Lookup(name) != nil {
+		if l.handle.Lookup(name) != nil {
 			missing = append(missing, name)
 		}
-		c.has[name] = true
+		l.has[name] = true
 	}
 	if len(missing) > 0 {
-		return nil, errors.Join(fmt.Errorf("%s lacks %s", path, strings.Join(missing, ", ")), c.Close())
+		return nil, errors.Join(fmt.Errorf("%s lacks %s", path, strings.Join(missing, ", ")), l.Close())
 	}
 	for _, name := range optionalFunctions {
-		c.has[name] = c.handle.Lookup(name) == nil
+		l.has[name] = l.handle.Lookup(name) == nil
 	}
-	return c, nil
+	return l, nil
 }
 
-// Close unloads a library that was not bound.
-func (c *candidate) Close() error { return c.handle.Close() }
-
-// bind makes the library the one that the binding calls, for good: the binding
-// unloads it at nvmlShutdown, and would call into nothing when it is loaded to
-// another address later.
-func (c *candidate) bind() error {
-	keep := dl.New(c.Path, dl.RTLD_LAZY|dl.RTLD_GLOBAL|dl.RTLD_NODELETE)
-	if err := keep.Open(); err != nil {
-		return errors.Join(err, c.Close())
-	}
-	c.api = nvml.New(nvml.WithLibraryPath(c.Path))
-	return c.Close()
-}
+// Close closes this package's own handle of the library.
+func (l *library) Close() error { return l.handle.Close() }
 
 func (l *library) init() nvml.Return { return l.api.Init() }
 

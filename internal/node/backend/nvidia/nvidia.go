@@ -4,11 +4,13 @@
 // The library is the only source of facts, and it is not trusted: it may be
 // missing, broken, slow or hung, contradict itself or appear hours after the
 // daemon has started. Each call of it has a time limit, and a call that
-// exceeds it makes further calls fail at once until it returns. Each function
-// is looked up before it is called: the binding ends the process otherwise.
+// exceeds it makes further calls fail at once until it returns. Package nvmltable
+// makes it possible to unload the library and to load another release.
 //
-// Devices are whole GPUs. A GPU that is cut into partitions (MIG) is offered
-// whole as well, and its mode is told in labels and in the log.
+// Devices are GPUs and, by the strategies single and mixed, their MIG devices. Those
+// come and go while the daemon runs, and the library gives the numbers of a MIG device
+// that is gone to another one, so that each discovery lists them again and nothing but
+// the uuid is an identity.
 package nvidia
 
 import (
@@ -60,8 +62,9 @@ type Backend struct {
 	// news has a token when devices were listed since somebody looked.
 	news chan struct{}
 
-	// near is for the discovery that runs.
-	near nearness
+	// near and profiles are for the discovery that runs.
+	near     nearness
+	profiles profileNumbers
 
 	// set hears the events of the GPUs in hears, and heard is the round that it
 	// was made for, 0 for none. set is used on the events queue only.
@@ -76,17 +79,25 @@ type Backend struct {
 	hears map[nvml.Device]accel.DeviceID
 	// traits are those of each GPU that was ever listed.
 	traits map[accel.DeviceID]traits
+	// places are those of the MIG devices that were listed last.
+	places map[accel.DeviceID]migPlace
+	// problem is that of the last listing.
+	problem error
 	// told are the faults that events told of and no discovery did: since the
 	// last one, and of GPUs that it could not list.
-	told faults
-	// unheard are the GPUs whose events cannot be heard although they have
-	// some, with the reason; listened is when that was found out.
-	unheard  map[accel.DeviceID]error
-	listened time.Time
+	told    faults
+	unheard unheard
 	// born counts how often the library was initialised.
 	born uint64
 	// lost is true when the last wait for an event ended because a GPU is lost.
 	lost bool
+}
+
+// unheard are the GPUs whose events cannot be heard although they have some, with the
+// reason; at is when that was found out.
+type unheard struct {
+	why map[accel.DeviceID]error
+	at  time.Time
 }
 
 // New returns a backend. It does not load the library; the first Discover
@@ -103,6 +114,7 @@ func New(o backend.Options) (*Backend, error) {
 		news:    make(chan struct{}, 1),
 		traits:  map[accel.DeviceID]traits{},
 	}
+	b.profiles.reset()
 	b.loader = libloader.New(o.CallTimeout, libloader.Steps[*library]{
 		Vendor:       Vendor,
 		Observe:      o.Observe,
@@ -112,8 +124,9 @@ func New(o backend.Options) (*Backend, error) {
 		Load:         func(old *library) (*library, error) { return load(places(o), old) },
 		Init:         b.initialise,
 		Shutdown:     b.shutdown,
-		Close:        func(*library) error { return nil }, // the binding cannot do without
+		Close:        unload,
 		Started:      b.started,
+		Pause:        o.Pause,
 		Bound:        func() string { return b.sysfs.Bound("nvidia") },
 	})
 	b.Specifier = &specifier{options: o, devices: b.table.Last, library: b.loader.Current}
@@ -145,13 +158,13 @@ func (b *Backend) shutdown(lib *library) {
 // started drops what is true until the library is initialised anew.
 func (b *Backend) started() {
 	b.near = nearness{} // GPUs may sit in other slots since
+	b.profiles.reset()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.born++
-	b.unheard = nil // of before the driver was loaded
+	b.unheard.why = nil // of before the driver was loaded
 }
 
-// Close shuts the library down. It stays loaded, since the binding cannot do
-// without. When a call does not return, Close leaves the library as it is and
-// says so.
+// Close shuts the library down and unloads it, unless another backend of the process uses
+// it. When a call does not return, Close leaves the library as it is and says so.
 func (b *Backend) Close() error { return b.loader.Close() }

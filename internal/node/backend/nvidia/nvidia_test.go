@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -566,7 +565,7 @@ func TestEditsAreInTheOrderOfIndices(t *testing.T) {
 	ask := []accel.DeviceID{accel.DeviceID(cards[10].UUID), accel.DeviceID(cards[2].UUID), accel.DeviceID(cards[10].UUID)}
 	uuids := cards[2].UUID + "," + cards[10].UUID
 	for _, index := range []bool{false, true} {
-		m := newMachine(t, backend.Options{IndexInEnv: index, HostDriverRoot: "/run/nvidia/driver"}, cards...)
+		m := newMachine(t, backend.Options{IndexInEnv: index, HostDriverRoot: "/run/nvidia/driver", DevRoot: t.TempDir()}, cards...)
 		m.found()
 		e, err := m.Edits(ask...)
 		if err != nil {
@@ -756,19 +755,11 @@ func TestRestartIsAskedForWhenOnlyThatHelps(t *testing.T) {
 	})
 }
 
-// The binding keeps the first library that a process loads, so what happens to
-// its file is for a process of its own.
+// Files that are replaced are for a process of its own, in which no other test uses a library.
 func TestLibraryFile(t *testing.T) {
-	const own = "DIVVY_TEST_OWN_PROCESS"
-	if os.Getenv(own) == "" {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestLibraryFile$", "-test.v")
-		cmd.Env = append(os.Environ(), own+"=1")
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestLibraryFile") {
-			t.Errorf("%v\n%s", err, out)
-		}
+	if !inOwnProcess(t) {
 		return
 	}
-
 	root := t.TempDir()
 	folder := filepath.Join(root, "usr/lib64")
 	m := newMachine(t, backend.Options{DriverRoot: root}, vendorsim.GPUs(1, 1024)...)
@@ -809,13 +800,47 @@ func TestLibraryFile(t *testing.T) {
 	}
 	m.wantCauses("as long as the old driver serves", "-")
 	m.topology.Library.Fail = vendorsim.Failures{"nvmlDeviceGetCount_v2": 1}
-	if err := m.topology.Write(filepath.Join(folder, vendorsim.TopologyName)); err != nil {
+	m.topology.Drivers = map[string]vendorsim.Driver{vendorsim.NVIDIA: {Version: "570.1"}}
+	topology := filepath.Join(folder, vendorsim.TopologyName)
+	if err := m.topology.Write(topology); err != nil {
 		t.Fatal(err)
 	}
-	var restart *backend.RestartNeededError
-	if _, err := m.Discover(t.Context()); !errors.As(err, &restart) {
-		t.Errorf("Discover = %v, want a RestartNeededError", err)
+	if got, want := m.reason(), "nvmlDeviceGetCount_v2: uninitialized (1)"; got != want {
+		t.Errorf("reason is %q, want %q", got, want)
 	}
+	m.topology.Library.Fail = nil
+	if err := m.topology.Write(topology); err != nil {
+		t.Fatal(err)
+	}
+	if found := m.found(); len(found.Devices) != 1 || found.Driver != "570.1" {
+		t.Errorf("found %+v by the new library", found)
+	}
+
+	// Another backend of the process uses the library, so it stays.
+	other := newMachine(t, backend.Options{DriverRoot: root}, m.topology.Cards...)
+	other.found()
+	if _, err := vendorsim.Build(t.Context(), vendorsim.NVIDIA, folder); err != nil {
+		t.Fatal(err)
+	}
+	m.topology.Library.Fail = vendorsim.Failures{"nvmlDeviceGetCount_v2": 1}
+	if err := m.topology.Write(topology); err != nil {
+		t.Fatal(err)
+	}
+	backendtest.WantRestart(t, m)
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+	m.topology.Library.Fail = nil
+	if err := m.topology.Write(topology); err != nil {
+		t.Fatal(err)
+	}
+	m.wantCauses("once it is the only one", "-")
+
+	m.topology.Library.Fail = vendorsim.Failures{"nvmlDeviceGetCount_v2": 1}
+	if err := m.topology.Write(topology); err != nil {
+		t.Fatal(err)
+	}
+	m.reason()
 	if err := os.RemoveAll(folder); err != nil {
 		t.Fatal(err)
 	}

@@ -78,6 +78,17 @@ func (s *specifier) Specify(ctx context.Context) (backend.Specification, error) 
 }
 
 func (s *specifier) specify(ctx context.Context) (backend.Specification, error) {
+	// The generator holds the driver too, so it ends when a pause begins.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	_, paused := s.options.Pause.Now()
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-paused:
+			cancel(errors.New("the generator was stopped because the driver must not be used now"))
+		}
+	}()
 	r, _, err := s.request()
 	if err != nil {
 		return backend.Specification{}, err
@@ -90,6 +101,9 @@ func (s *specifier) specify(ctx context.Context) (backend.Specification, error) 
 		return backend.Specification{}, err
 	}
 	answer, err := s.child.run(ctx, s.options.CDI.Generator, s.options.CDI.Timeout, in)
+	if cause := context.Cause(ctx); cause != nil {
+		return backend.Specification{}, cause
+	}
 	if err != nil {
 		return backend.Specification{}, err
 	}
@@ -106,6 +120,9 @@ func (s *specifier) request() (cdispec.Request, devicelist.Last, error) {
 	if len(last.Devices) == 0 {
 		return cdispec.Request{}, last, nil
 	}
+	if why, _ := s.options.Pause.Now(); why.Unhealthy {
+		return cdispec.Request{}, last, errors.New(why.Reason)
+	}
 	lib, err := s.library()
 	if err != nil {
 		return cdispec.Request{}, last, err
@@ -118,13 +135,14 @@ func (s *specifier) request() (cdispec.Request, devicelist.Last, error) {
 	if err != nil {
 		return cdispec.Request{}, last, err
 	}
+	_, devRoot := o.DeviceRoot()
 	r := cdispec.Request{
 		Kind:           cmp.Or(o.CDIKind, kind.CDI),
 		Library:        lib.Path,
 		DriverRoot:     o.DriverRoot,
 		HostDriverRoot: onHost(o, o.DriverRoot),
-		DevRoot:        filepath.Join(o.HostRoot, o.HostDriverRoot),
-		HostDevRoot:    o.HostDriverRoot,
+		DevRoot:        filepath.Join(o.HostRoot, devRoot),
+		HostDevRoot:    devRoot,
 		HookPath:       hook,
 		DisabledHooks:  append([]string{memoryLimitsHook}, o.CDI.DisabledHooks...),
 		FeatureFlags:   o.CDI.FeatureFlags,
@@ -146,8 +164,9 @@ func onHost(o backend.Options, path string) string {
 
 // nodes returns the device nodes of NVIDIA that exist.
 func (s *specifier) nodes() (names []string) {
+	_, devRoot := s.options.DeviceRoot()
 	for _, pattern := range []string{kind.File + "*", capabilityNodes + "*"} {
-		found, err := filepath.Glob(filepath.Join(s.options.HostRoot, s.options.HostDriverRoot, pattern))
+		found, err := filepath.Glob(filepath.Join(s.options.HostRoot, devRoot, pattern))
 		if err != nil {
 			continue // only a wrong pattern is an error
 		}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/cdispec"
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
@@ -404,5 +405,31 @@ func TestNamesOfCDI(t *testing.T) {
 		if got, want := fmt.Sprint(e.CDIDevices, " ", e.FormerCDIDevices), fmt.Sprintf(want, id); got != want {
 			t.Errorf("with the kind %q: names %s, want %s", kind, got, want)
 		}
+	}
+}
+
+// The generator holds the driver, so it ends when a pause begins.
+func TestPauseStopsTheGenerator(t *testing.T) {
+	h := newHost(t)
+	o := h.options("hang")
+	o.Pause = backend.NewPause(accel.Health{})
+	m := h.machine(o)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := m.Specify(t.Context())
+		ended <- err
+	}()
+	time.Sleep(500 * time.Millisecond)
+	o.Pause.Set(upgrading)
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), "must not be used now") {
+			t.Errorf("Specify = %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the generator runs on during the pause")
+	}
+	if _, err := m.SpecCause(); err == nil || !strings.Contains(err.Error(), upgrading.Reason) {
+		t.Errorf("SpecCause = %v, want the reason of the pause", err)
 	}
 }

@@ -15,16 +15,17 @@ import (
 // Set holds the backends that a configuration uses, by vendor.
 type Set map[string]backend.Backend
 
-// Open makes the backends that the resources name. It touches no
+// Open makes the backends that the resources name, with their pauses by vendor. It touches no
 // library, so it also answers while another configuration is in use.
-func Open(c config.NodeConfig, observer func(vendor string) func(call string, took time.Duration, hung bool)) (Set, error) {
+func Open(c config.NodeConfig, observer func(vendor string) func(call string, took time.Duration, hung bool),
+	pauses map[string]*backend.Pause) (Set, error) {
 	out := Set{}
 	for _, r := range c.Resources {
 		if _, ok := out[r.Vendor]; ok {
 			continue
 		}
 		options := Options(c, r.Vendor)
-		options.Observe = observer(r.Vendor)
+		options.Observe, options.Pause = observer(r.Vendor), pauses[r.Vendor]
 		b, err := New(r.Vendor, options)
 		if err != nil {
 			return nil, errors.Join(err, out.Close())
@@ -74,8 +75,10 @@ func Options(c config.NodeConfig, vendor string) backend.Options {
 		DriverRoot:     c.DriverRoot,
 		HostDriverRoot: v.DevRoot,
 		LibraryPath:    c.Libraries[vendor],
-		// A driver that was installed into a folder of its own brings no sysfs.
+		// A driver that was installed into a folder of its own brings no sysfs and no proc.
 		SysfsRoot:  filepath.Join(c.DriverRoot, "sys"),
+		ProcRoot:   filepath.Join(c.DriverRoot, "proc"),
+		MIG:        string(v.MigStrategy),
 		IndexInEnv: v.DeviceIDs == "index",
 		CDIKind:    v.CDIKind,
 		HostRoot:   c.DriverRoot,
@@ -85,6 +88,9 @@ func Options(c config.NodeConfig, vendor string) backend.Options {
 		Ignore:       v.Health.Ignore,
 		Heed:         v.Health.Heed,
 		NeverRecover: v.Health.NeverRecover,
+	}
+	if v.DevRoot != "" {
+		o.DevRoot = filepath.Join(c.DriverRoot, v.DevRoot)
 	}
 	if v.DriverRoot != "" {
 		o.DriverRoot = filepath.Join(c.DriverRoot, v.DriverRoot)

@@ -1,7 +1,8 @@
 /*
  * Stand-in for libnvidia-ml.so.1, NVIDIA's management library (NVML). It has no
  * hardware behind it, only a topology file. nvmlabi.c has the functions that
- * other vendors' libraries have under the same names.
+ * other vendors' libraries have under the same names, nvmlmig.c those about MIG,
+ * nvmlprocess.c those about processes.
  */
 #include "nvmlabi.h"
 
@@ -133,24 +134,6 @@ NVML_API nvml_return nvmlDeviceGetCudaComputeCapability(struct device *device, i
 	sim_leave(&sim);
 	return code;
 }
-
-NVML_API nvml_return nvmlDeviceGetMigMode(struct device *device, uint32_t *current, uint32_t *pending)
-{
-	const struct card *card;
-	nvml_return code = nvml_begin_card("nvmlDeviceGetMigMode", device, current && pending ? current : NULL, &card);
-
-	if (code == NVML_SUCCESS && card->mig == MIG_NOT_SUPPORTED)
-		code = NVML_ERROR_NOT_SUPPORTED;
-	if (code == NVML_SUCCESS)
-		*current = *pending = card->mig == MIG_ENABLED;
-	sim_leave(&sim);
-	return code;
-}
-
-/* Every handle is that of a whole card. */
-NVML_VALUE(nvmlDeviceIsMigDeviceHandle, uint32_t, 0)
-
-NVML_VALUE(nvmlDeviceGetMaxMigDeviceCount, uint32_t, card->mig == MIG_NOT_SUPPORTED ? 0 : 7)
 
 /* An unhealthy card is one that could not replace a bad row of its memory. */
 NVML_API nvml_return nvmlDeviceGetRemappedRows(struct device *device, uint32_t *correctable, uint32_t *uncorrectable,
@@ -315,8 +298,8 @@ static bool translate(const struct sim_event *e, uint64_t types, struct nvml_eve
 	*out = (struct nvml_event_data){
 		.device = &devices[e->card],
 		.type = NVML_EVENT_XID,
-		.gpu_instance = UINT32_MAX,
-		.compute_instance = UINT32_MAX,
+		.gpu_instance = e->gpu_instance,
+		.compute_instance = e->compute_instance,
 	};
 	switch (e->change) {
 	case SIM_CARD_UNHEALTHY:
@@ -331,6 +314,8 @@ static bool translate(const struct sim_event *e, uint64_t types, struct nvml_eve
 	default:
 		return false; /* a lost card says nothing, and good news is no critical error */
 	}
+	if (out->type != NVML_EVENT_XID) /* only these name an instance */
+		out->gpu_instance = out->compute_instance = SIM_NO_INSTANCE;
 	return (types & out->type) != 0;
 }
 

@@ -6,6 +6,9 @@
 
 struct device devices[TOPOLOGY_MAX_CARDS];
 
+/* A handle for each MIG device that a card can have. Its place is the MIG device's. */
+static struct device mig_handles[TOPOLOGY_MAX_CARDS * TOPOLOGY_MAX_MIG];
+
 /*
  * How often NVML was initialised and not shut down again. A driver that was
  * unloaded wants it anew. Guarded by sim.lock.
@@ -69,16 +72,51 @@ nvml_return nvml_begin(const char *function)
 nvml_return nvml_begin_card(const char *function, const struct device *handle, const void *out,
 			    const struct card **card)
 {
-	int index = nvml_card_of(handle);
-	nvml_return code = begin_at(function, index);
+	return nvml_begin_number(function, nvml_card_of(handle), out, card);
+}
+
+nvml_return nvml_begin_number(const char *function, int number, const void *out, const struct card **card)
+{
+	nvml_return code = begin_at(function, number);
 
 	if (code == NVML_SUCCESS)
-		code = nvml_card_code(index);
+		code = nvml_card_code(number);
 	if (code == NVML_SUCCESS && !out)
 		code = NVML_ERROR_INVALID_ARGUMENT;
 	if (code == NVML_SUCCESS)
-		*card = sim.cards[index];
+		*card = sim.cards[number];
 	return code;
+}
+
+nvml_return nvml_begin_target(const char *function, const struct device *handle, const void *out,
+			      struct nvml_target *target)
+{
+	bool mig = handle >= mig_handles && handle < mig_handles + TOPOLOGY_MAX_CARDS * TOPOLOGY_MAX_MIG;
+	int place = mig ? (int)(handle - mig_handles) : 0;
+
+	*target = (struct nvml_target){
+		.number = mig ? place / TOPOLOGY_MAX_MIG : nvml_card_of(handle),
+		.mig_index = place % TOPOLOGY_MAX_MIG,
+	};
+	nvml_return code = nvml_begin_number(function, target->number, out, &target->card);
+	if (code == NVML_SUCCESS && mig) {
+		target->mig = nvml_mig_at(target->card, (uint32_t)target->mig_index);
+		if (!target->mig) /* it has gone since */
+			code = NVML_ERROR_INVALID_ARGUMENT;
+	}
+	return code;
+}
+
+struct device *nvml_mig_handle(int card, int index)
+{
+	return &mig_handles[card * TOPOLOGY_MAX_MIG + index];
+}
+
+const struct mig_device *nvml_mig_at(const struct card *card, uint32_t index)
+{
+	bool is = card->mig == MIG_ENABLED && index < TOPOLOGY_MAX_MIG && card->mig_devices[index].line;
+
+	return is ? &card->mig_devices[index] : NULL;
 }
 
 nvml_return nvml_begin_pair(const char *function, const struct device *a, const struct device *b, const void *out,
@@ -194,8 +232,9 @@ static void address(const struct card *card, int domain_digits, char text[32])
 		 card->pci_function);
 }
 
-nvml_return nvml_find(const char *function, const char *what, struct device **out,
-		      bool (*matches)(const struct card *, const char *))
+/* Finds the first card of which matches says that it is the one. sim_leave must follow. */
+static nvml_return begin_find(const char *function, const char *what, struct device **out,
+			      bool (*matches)(const struct card *, const char *))
 {
 	nvml_return code = nvml_begin(function);
 
@@ -210,6 +249,14 @@ nvml_return nvml_find(const char *function, const char *what, struct device **ou
 			*out = &devices[i];
 		}
 	}
+	return code;
+}
+
+nvml_return nvml_find(const char *function, const char *what, struct device **out,
+		      bool (*matches)(const struct card *, const char *))
+{
+	nvml_return code = begin_find(function, what, out, matches);
+
 	sim_leave(&sim);
 	return code;
 }
@@ -227,9 +274,33 @@ static bool has_address(const struct card *card, const char *wanted)
 	return strcasecmp(text, wanted) == 0 || strcasecmp(text + 4, wanted) == 0;
 }
 
+/* The handle of the MIG device with that uuid, or NULL. The lock is held. */
+static struct device *mig_with_uuid(const char *uuid, int *card)
+{
+	for (*card = 0; *card < sim.count; ++*card) {
+		for (int i = 0; i < TOPOLOGY_MAX_MIG; i++) {
+			const struct mig_device *m = nvml_mig_at(sim.cards[*card], (uint32_t)i);
+			if (m && strcmp(m->uuid, uuid) == 0)
+				return nvml_mig_handle(*card, i);
+		}
+	}
+	return NULL;
+}
+
 NVML_API nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct device **out)
 {
-	return nvml_find("nvmlDeviceGetHandleByUUID", uuid, out, has_uuid);
+	nvml_return code = begin_find("nvmlDeviceGetHandleByUUID", uuid, out, has_uuid);
+
+	if (code == NVML_ERROR_NOT_FOUND) {
+		int card;
+		struct device *handle = mig_with_uuid(uuid, &card);
+		if (handle) {
+			code = nvml_card_code(card);
+			*out = handle;
+		}
+	}
+	sim_leave(&sim);
+	return code;
 }
 
 NVML_API nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct device **out)
@@ -237,9 +308,33 @@ NVML_API nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct
 	return nvml_find("nvmlDeviceGetHandleByPciBusId_v2", bus_id, out, has_address);
 }
 
-NVML_TEXT(nvmlDeviceGetUUID, card->uuid)
-NVML_TEXT(nvmlDeviceGetName, card->model)
-NVML_VALUE(nvmlDeviceGetIndex, uint32_t, device - devices)
+NVML_API nvml_return nvmlDeviceGetUUID(struct device *device, char *out, uint32_t size)
+{
+	struct nvml_target target;
+	nvml_return code = nvml_begin_target("nvmlDeviceGetUUID", device, out, &target);
+
+	if (code == NVML_SUCCESS)
+		code = nvml_put_text(out, size, target.mig ? target.mig->uuid : target.card->uuid);
+	sim_leave(&sim);
+	return code;
+}
+
+NVML_API nvml_return nvmlDeviceGetName(struct device *device, char *out, uint32_t size)
+{
+	char text[2 * TOPOLOGY_TEXT + 8];
+	struct nvml_target target;
+	nvml_return code = nvml_begin_target("nvmlDeviceGetName", device, out, &target);
+
+	if (code == NVML_SUCCESS) {
+		const struct mig_device *m = target.mig;
+		snprintf(text, sizeof text, "%s%s%s", target.card->model, m ? " MIG " : "", m ? m->profile : "");
+		code = nvml_put_text(out, size, text);
+	}
+	sim_leave(&sim);
+	return code;
+}
+
+NVML_TARGET_VALUE(nvmlDeviceGetIndex, uint32_t, target.mig ? target.mig_index : target.number)
 NVML_VALUE(nvmlDeviceGetMinorNumber, uint32_t, card->minor)
 
 NVML_API nvml_return nvmlDeviceGetSerial(struct device *device, char *out, uint32_t size)
@@ -280,27 +375,44 @@ NVML_API nvml_return nvmlDeviceGetPciInfo_v3(struct device *device, struct nvml_
 	return code;
 }
 
-static struct nvml_memory memory_of(const struct card *card)
+/* The memory of a card that is in use, in MiB: its processes' and the rest. The lock is held. */
+static uint64_t used_mib(const struct card *card)
 {
+	uint64_t used = card->used_mib;
+
+	for (int i = 0; i < sim.topology.process_count; i++) {
+		if (sim.topology.processes[i].card == card->index)
+			used += sim.topology.processes[i].memory_mib;
+	}
+	return used;
+}
+
+static struct nvml_memory memory_of(const struct nvml_target *target)
+{
+	const struct card *card = target->card;
+	const struct mig_device *m = target->mig;
+
+	if (m)
+		return (struct nvml_memory){.total = m->memory_mib << 20, .free = m->memory_mib << 20};
 	return (struct nvml_memory){
 		.total = card->memory_mib << 20,
-		.free = (card->memory_mib - card->used_mib) << 20,
-		.used = card->used_mib << 20,
+		.free = (card->memory_mib - used_mib(card)) << 20,
+		.used = used_mib(card) << 20,
 	};
 }
 
-NVML_VALUE(nvmlDeviceGetMemoryInfo, struct nvml_memory, memory_of(card))
+NVML_TARGET_VALUE(nvmlDeviceGetMemoryInfo, struct nvml_memory, memory_of(&target))
 
 NVML_API nvml_return nvmlDeviceGetMemoryInfo_v2(struct device *device, struct nvml_memory_v2 *out)
 {
-	const struct card *card;
-	nvml_return code = nvml_begin_card("nvmlDeviceGetMemoryInfo_v2", device, out, &card);
+	struct nvml_target target;
+	nvml_return code = nvml_begin_target("nvmlDeviceGetMemoryInfo_v2", device, out, &target);
 
 	/* The caller says in version which struct it has room for. */
 	if (code == NVML_SUCCESS && out->version != (sizeof *out | 2 << 24))
 		code = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	if (code == NVML_SUCCESS) {
-		struct nvml_memory m = memory_of(card);
+		struct nvml_memory m = memory_of(&target);
 		out->total = m.total;
 		out->reserved = 0;
 		out->free = m.free;

@@ -48,6 +48,17 @@ struct device {
 	char nothing;
 };
 
+/*
+ * What a handle stands for. Handles of MIG devices are accepted by few functions;
+ * to all others they are no handles.
+ */
+struct nvml_target {
+	int number; /* of the card, as the library numbers cards */
+	const struct card *card;
+	const struct mig_device *mig; /* NULL: the card itself */
+	int mig_index;
+};
+
 struct nvml_pci {
 	char bus_id_legacy[16];
 	uint32_t domain;
@@ -89,7 +100,7 @@ extern struct device devices[TOPOLOGY_MAX_CARDS];
 
 NVML_API nvml_return nvmlInit_v2(void);
 
-/* The card of a handle, TOPOLOGY_NO_CARD for what is no handle. */
+/* The card of a card's handle, TOPOLOGY_NO_CARD for what is none. */
 int nvml_card_of(const struct device *handle);
 
 /* What the state of driver and library lets a call return. The lock is held. */
@@ -107,6 +118,22 @@ nvml_return nvml_begin(const char *function);
  */
 nvml_return nvml_begin_card(const char *function, const struct device *handle, const void *out,
 			    const struct card **card);
+
+/*
+ * Begins a call about the card of that number, or about none: nvml_begin_card
+ * for handles of other things. sim_leave must follow.
+ */
+nvml_return nvml_begin_number(const char *function, int number, const void *out, const struct card **card);
+
+/* nvml_begin_card for handles of cards and of MIG devices. */
+nvml_return nvml_begin_target(const char *function, const struct device *handle, const void *out,
+			      struct nvml_target *target);
+
+/* The handle of a MIG device. */
+struct device *nvml_mig_handle(int card, int index);
+
+/* The MIG device of that index; NULL unless the card is in MIG mode and has it. */
+const struct mig_device *nvml_mig_at(const struct card *card, uint32_t index);
 
 /* nvml_begin_card for two cards; it is the first one's failures that count. */
 nvml_return nvml_begin_pair(const char *function, const struct device *a, const struct device *b, const void *out,
@@ -138,6 +165,19 @@ nvml_return nvml_await(uint32_t ms, nvml_return (*take)(void *set, struct nvml_e
                                                                                                   \
 		if (code == NVML_SUCCESS)                                                         \
 			code = nvml_put_text(out, size, expression);                              \
+		sim_leave(&sim);                                                                  \
+		return code;                                                                      \
+	}
+
+/* A whole function that fills a value about a target. */
+#define NVML_TARGET_VALUE(function, type, expression)                                             \
+	NVML_API nvml_return function(struct device *device, type *out)                           \
+	{                                                                                         \
+		struct nvml_target target;                                                        \
+		nvml_return code = nvml_begin_target(#function, device, out, &target);            \
+                                                                                                  \
+		if (code == NVML_SUCCESS)                                                         \
+			*out = (type)(expression);                                                \
 		sim_leave(&sim);                                                                  \
 		return code;                                                                      \
 	}

@@ -107,18 +107,57 @@ static bool read_file(struct sim *s, struct topology *out)
 	return ok;
 }
 
-static void push_event(struct sim *s, int card, enum sim_change change, uint64_t value)
+/* Puts an event into the queue, and numbers it. */
+static void push(struct sim *s, struct sim_event e)
 {
 	if (s->pending == SIM_EVENTS) {
 		s->first = (s->first + 1) % SIM_EVENTS;
 		s->pending--;
 	}
-	s->events[(s->first + s->pending++) % SIM_EVENTS] = (struct sim_event){
+	e.number = ++s->happened;
+	s->events[(s->first + s->pending++) % SIM_EVENTS] = e;
+}
+
+static void push_event(struct sim *s, int card, enum sim_change change, uint64_t value)
+{
+	push(s, (struct sim_event){
 		.card = card,
 		.change = change,
 		.value = value,
-		.number = ++s->happened,
-	};
+		.gpu_instance = SIM_NO_INSTANCE,
+		.compute_instance = SIM_NO_INSTANCE,
+	});
+}
+
+/* The MIG device at the same instance as m, or NULL. */
+static const struct mig_device *same_instance(const struct card *card, const struct mig_device *m)
+{
+	for (int i = 0; i < TOPOLOGY_MAX_MIG; i++) {
+		const struct mig_device *other = &card->mig_devices[i];
+		if (other->line && other->gi == m->gi && other->ci == m->ci)
+			return other;
+	}
+	return NULL;
+}
+
+/* Puts the new errors of a card's MIG devices into the queue. */
+static void compare_migs(struct sim *s, int number, const struct card *old, const struct card *new)
+{
+	if (new->mig != MIG_ENABLED)
+		return;
+	for (int i = 0; i < TOPOLOGY_MAX_MIG; i++) {
+		const struct mig_device *m = &new->mig_devices[i];
+		const struct mig_device *was = m->line && m->xid ? same_instance(old, m) : NULL;
+		if (!was || (was->xid == m->xid && was->xid_number == m->xid_number))
+			continue;
+		push(s, (struct sim_event){
+			.card = number,
+			.change = SIM_CARD_XID,
+			.value = (uint64_t)m->xid,
+			.gpu_instance = (uint32_t)m->gi,
+			.compute_instance = (uint32_t)m->ci,
+		});
+	}
 }
 
 /* Lists the cards of the vendor in *cards; returns how many, or -1. */
@@ -153,6 +192,7 @@ static void compare_cards(struct sim *s, struct card **cards, int count)
 			continue;
 		if (new->xid != 0 && (old->xid != new->xid || old->xid_number != new->xid_number))
 			push_event(s, i, SIM_CARD_XID, (uint64_t)new->xid);
+		compare_migs(s, i, old, new);
 		if (old->health_bits != new->health_bits)
 			push_event(s, i, SIM_CARD_BITS, new->health_bits);
 	}

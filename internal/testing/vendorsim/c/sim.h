@@ -30,7 +30,10 @@ struct sim_event {
 	enum sim_change change;
 	uint64_t value;
 	uint64_t number; /* 1 for the first event of the process, then 2 */
+	uint32_t gpu_instance, compute_instance; /* SIM_NO_INSTANCE: it is about the whole card */
 };
+
+#define SIM_NO_INSTANCE UINT32_MAX
 
 enum { SIM_EVENTS = 256 }; /* older ones are dropped, as a driver's queue would */
 

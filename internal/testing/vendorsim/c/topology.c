@@ -1,5 +1,5 @@
 /* Parser of the topology file. It stops at the first mistake. */
-#include "topology.h"
+#include "mig.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -8,13 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum section { NO_SECTION, DRIVER, LIBRARY, CARD, LINK };
+enum section { NO_SECTION, DRIVER, LIBRARY, CARD, MIG, LINK, PROCESS };
 
 const char *const topology_vendors[TOPOLOGY_VENDORS] = {"enflame", "nvidia", "iluvatar"};
 
 enum {
 	MAX_POSITION = 1023,	  /* of a chip on its board */
+	MAX_MINOR = 1048575,
+	MAX_MIG_DEVICES = TOPOLOGY_MAX_CARDS * TOPOLOGY_MAX_MIG, /* of all cards */
 	MAX_DELAY_MS = 3600 * 1000,
+	MAX_PID = 4194304, /* Linux has no higher one */
 };
 
 /* Keys of a section, to notice those that are missing or given twice. */
@@ -46,6 +49,20 @@ enum key {
 	KEY_ONE_WAY = 1 << 24,
 	KEY_SLOW = 1 << 25,
 	KEY_LOCK = 1 << 26,
+	KEY_PROFILE = 1 << 27,
+	KEY_GI = 1 << 28,
+	KEY_CI = 1 << 29,
+	KEY_CAPS = 1 << 30,
+	/* Of a section without the keys above. */
+	KEY_CARD = 1 << 0,
+	KEY_PID = 1 << 1,
+	KEY_MIB = 1 << 2,
+};
+
+/* A [mig] section: a MIG device of a card that may not have been described yet. */
+struct mig_section {
+	int card, index;
+	struct mig_device device;
 };
 
 struct parser {
@@ -56,8 +73,12 @@ struct parser {
 	unsigned seen;	    /* keys of the section so far */
 	struct card *slots; /* TOPOLOGY_MAX_CARDS of them by index; line 0 is an empty slot */
 	int current;	    /* index of this section's driver, library or card */
+	struct mig_section *migs; /* MAX_MIG_DEVICES of them */
+	int mig_count;		  /* the last is that of a section [mig] */
 	struct link *links; /* TOPOLOGY_MAX_LINKS of them */
 	int link_count;	    /* the last is that of a section [link] */
+	struct process *processes; /* TOPOLOGY_MAX_PROCESSES of them */
+	int process_count;	   /* the last is that of a section [process] */
 	char *error;
 	size_t error_size;
 };
@@ -258,7 +279,7 @@ static bool parse_bits(struct parser *p, const char *value, uint64_t *out)
 }
 
 /* Parses CODE or CODE@NUMBER. */
-static bool parse_xid(struct parser *p, char *value, struct card *out)
+static bool parse_xid(struct parser *p, char *value, int *xid, int *xid_number)
 {
 	long long code, number = 0;
 
@@ -269,8 +290,8 @@ static bool parse_xid(struct parser *p, char *value, struct card *out)
 		return false;
 	if (at && !parse_integer(p, "number of the xid", trim(at), 0, 1000000, &number))
 		return false;
-	out->xid = (int)code;
-	out->xid_number = (int)number;
+	*xid = (int)code;
+	*xid_number = (int)number;
 	return true;
 }
 
@@ -387,7 +408,7 @@ static bool card_key(struct parser *p, const char *key, char *value)
 		return true;
 	}
 	if (strcmp(key, "minor") == 0) {
-		if (!once(p, KEY_MINOR, key) || !parse_integer(p, key, value, 0, 1048575, &n))
+		if (!once(p, KEY_MINOR, key) || !parse_integer(p, key, value, 0, MAX_MINOR, &n))
 			return false;
 		c->minor = (int)n;
 		return true;
@@ -431,13 +452,65 @@ static bool card_key(struct parser *p, const char *key, char *value)
 		return true;
 	}
 	if (strcmp(key, "xid") == 0)
-		return once(p, KEY_XID, key) && parse_xid(p, value, c);
+		return once(p, KEY_XID, key) && parse_xid(p, value, &c->xid, &c->xid_number);
 	if (strcmp(key, "health_bits") == 0)
 		return once(p, KEY_BITS, key) && parse_bits(p, value, &c->health_bits);
 	bool known;
 	if (!call_key(p, key, value, &c->delay_ms, &c->slow, &c->failing, &known))
 		return false;
 	return known || unknown_key(p, key);
+}
+
+/* Parses two minors with a comma between them, or "none". They are files, which are not the library's. */
+static bool parse_caps(struct parser *p, char *value)
+{
+	long long n;
+
+	if (strcmp(value, "none") == 0)
+		return true;
+	char *second = strchr(value, ',');
+	if (!second)
+		return fail(p, p->line, "caps = \"%s\" is not two minors such as 66,67, or none", value);
+	*second++ = '\0';
+	return parse_integer(p, "caps", trim(value), 1, MAX_MINOR, &n) &&
+	       parse_integer(p, "caps", trim(second), 1, MAX_MINOR, &n);
+}
+
+static bool mig_key(struct parser *p, const char *key, char *value)
+{
+	struct mig_device *m = &p->migs[p->mig_count - 1].device;
+	long long n;
+
+	if (strcmp(key, "profile") == 0)
+		return once(p, KEY_PROFILE, key) && parse_text(p, key, value, m->profile);
+	if (strcmp(key, "uuid") == 0)
+		return once(p, KEY_UUID, key) && parse_text(p, key, value, m->uuid);
+	if (strcmp(key, "gi") == 0) {
+		if (!once(p, KEY_GI, key) || !parse_integer(p, key, value, 0, TOPOLOGY_GPU_INSTANCES - 1, &n))
+			return false;
+		m->gi = (int)n;
+		m->gi_given = true;
+		return true;
+	}
+	if (strcmp(key, "ci") == 0) {
+		if (!once(p, KEY_CI, key) || !parse_integer(p, key, value, 0, TOPOLOGY_COMPUTE_INSTANCES - 1, &n))
+			return false;
+		m->ci = (int)n;
+		m->ci_given = true;
+		return true;
+	}
+	if (strcmp(key, "memory_mib") == 0) {
+		if (!once(p, KEY_MEMORY, key) || !parse_integer(p, key, value, 0, UINT32_MAX, &n))
+			return false;
+		m->memory_mib = (uint64_t)n;
+		m->memory_given = true;
+		return true;
+	}
+	if (strcmp(key, "caps") == 0)
+		return once(p, KEY_CAPS, key) && parse_caps(p, value);
+	if (strcmp(key, "xid") == 0)
+		return once(p, KEY_XID, key) && parse_xid(p, value, &m->xid, &m->xid_number);
+	return unknown_key(p, key);
 }
 
 static bool link_key(struct parser *p, const char *key, const char *value)
@@ -456,11 +529,62 @@ static bool link_key(struct parser *p, const char *key, const char *value)
 	return unknown_key(p, key);
 }
 
+static bool process_key(struct parser *p, const char *key, const char *value)
+{
+	struct process *one = &p->processes[p->process_count - 1];
+	long long n;
+
+	if (strcmp(key, "card") == 0) {
+		if (!once(p, KEY_CARD, key) || !parse_integer(p, key, value, 0, TOPOLOGY_MAX_CARDS - 1, &n))
+			return false;
+		one->card = (int)n;
+		return true;
+	}
+	if (strcmp(key, "pid") == 0) {
+		if (!once(p, KEY_PID, key) || !parse_integer(p, key, value, 1, MAX_PID, &n))
+			return false;
+		one->pid = (int)n;
+		return true;
+	}
+	if (strcmp(key, "mib") == 0) {
+		if (!once(p, KEY_MIB, key))
+			return false;
+		one->memory_unknown = strcmp(value, "n/a") == 0;
+		if (one->memory_unknown)
+			return true;
+		if (!parse_integer(p, key, value, 0, UINT32_MAX, &n))
+			return false;
+		one->memory_mib = (uint64_t)n;
+		return true;
+	}
+	return unknown_key(p, key);
+}
+
+/* Checks a section [process] that has ended. */
+static bool end_process(struct parser *p)
+{
+	const char *missing = NULL;
+
+	if (!(p->seen & KEY_CARD))
+		missing = "card";
+	else if (!(p->seen & KEY_PID))
+		missing = "pid";
+	else if (!(p->seen & KEY_MIB))
+		missing = "mib";
+	if (missing)
+		return fail(p, p->processes[p->process_count - 1].line, "[%s] has no %s", p->name, missing);
+	return true;
+}
+
 /* Checks a section that has ended. */
 static bool end_section(struct parser *p)
 {
 	if (p->section == LINK && !(p->seen & KEY_LANES))
 		return fail(p, p->links[p->link_count - 1].line, "[%s] has no lanes", p->name);
+	if (p->section == MIG && !(p->seen & KEY_PROFILE))
+		return fail(p, p->migs[p->mig_count - 1].device.line, "[%s] has no profile", p->name);
+	if (p->section == PROCESS)
+		return end_process(p);
 	if (p->section != CARD)
 		return true;
 
@@ -534,6 +658,33 @@ static bool begin_card(struct parser *p, char *number)
 	return true;
 }
 
+static bool begin_mig(struct parser *p, char *numbers)
+{
+	long long card, index;
+
+	char *second = strchr(numbers, '.');
+	if (!second)
+		return fail(p, p->line, "mig = \"%s\" is not a card and a number such as 0.1", numbers);
+	*second++ = '\0';
+	if (!parse_integer(p, "mig", trim(numbers), 0, TOPOLOGY_MAX_CARDS - 1, &card) ||
+	    !parse_integer(p, "number of the mig", trim(second), 0, TOPOLOGY_MAX_MIG - 1, &index))
+		return false;
+	for (int i = 0; i < p->mig_count; i++) {
+		const struct mig_section *m = &p->migs[i];
+		if (m->card == card && m->index == index)
+			return fail(p, p->line, "mig %lld.%lld is described twice, first in line %d", card, index,
+				    m->device.line);
+	}
+	p->migs[p->mig_count++] = (struct mig_section){
+		.card = (int)card,
+		.index = (int)index,
+		.device.line = p->line,
+	};
+	snprintf(p->name, sizeof p->name, "mig %lld.%lld", card, index);
+	p->section = MIG;
+	return true;
+}
+
 static bool begin_link(struct parser *p, char *numbers)
 {
 	long long a, b;
@@ -561,6 +712,22 @@ static bool begin_link(struct parser *p, char *numbers)
 	return true;
 }
 
+static bool begin_process(struct parser *p, const char *number)
+{
+	long long n;
+
+	if (!parse_integer(p, "process", number, 0, TOPOLOGY_MAX_PROCESSES - 1, &n))
+		return false;
+	for (int i = 0; i < p->process_count; i++) {
+		if (p->processes[i].number == n)
+			return fail(p, p->line, "process %lld is described twice, first in line %d", n, p->processes[i].line);
+	}
+	p->processes[p->process_count++] = (struct process){.number = (int)n, .line = p->line};
+	snprintf(p->name, sizeof p->name, "process %lld", n);
+	p->section = PROCESS;
+	return true;
+}
+
 static bool begin_section(struct parser *p, char *name)
 {
 	size_t n = strlen(name);
@@ -579,8 +746,12 @@ static bool begin_section(struct parser *p, char *name)
 		return begin_settings(p, LIBRARY, "library", rest, p->topology->has_library);
 	if (begins_with(name, "card", &rest) && *rest)
 		return begin_card(p, rest);
+	if (begins_with(name, "mig", &rest) && *rest)
+		return begin_mig(p, rest);
 	if (begins_with(name, "link", &rest) && *rest)
 		return begin_link(p, rest);
+	if (begins_with(name, "process", &rest) && *rest)
+		return begin_process(p, rest);
 	return fail(p, p->line, "unknown section [%s]", name);
 }
 
@@ -606,8 +777,12 @@ static bool parse_line(struct parser *p, char *line)
 		return library_key(p, key, value);
 	case CARD:
 		return card_key(p, key, value);
+	case MIG:
+		return mig_key(p, key, value);
 	case LINK:
 		return link_key(p, key, value);
+	case PROCESS:
+		return process_key(p, key, value);
 	case NO_SECTION:
 		break;
 	}
@@ -639,6 +814,29 @@ static bool gather_cards(struct parser *p)
 	return true;
 }
 
+/* Moves the MIG devices into their cards, which are in the topology. */
+static bool gather_migs(struct parser *p)
+{
+	struct topology *t = p->topology;
+
+	for (int i = 0; i < p->mig_count; i++) {
+		struct mig_section *s = &p->migs[i];
+		struct mig_device *m = &s->device;
+		if (s->card >= t->count)
+			return fail(p, m->line, "[mig %d.%d] names a card that is not there", s->card, s->index);
+		struct card *card = &t->cards[s->card];
+		if (strcmp(card->vendor, "nvidia") != 0)
+			return fail(p, m->line, "[mig %d.%d] is of a card that is not NVIDIA's", s->card, s->index);
+		if (!mig_profile_named(card, m->profile, &m->of, &m->slices))
+			return fail(p, m->line, "[mig %d.%d] has profile \"%s\", which its card does not have", s->card,
+				    s->index, m->profile);
+		card->mig_devices[s->index] = *m;
+	}
+	for (int i = 0; i < t->count; i++)
+		mig_derive(&t->cards[i]);
+	return true;
+}
+
 /* Moves the links into the topology; the cards are there. */
 static bool gather_links(struct parser *p)
 {
@@ -661,6 +859,36 @@ static bool gather_links(struct parser *p)
 	return true;
 }
 
+/* Moves the processes into the topology; the cards are there. */
+static bool gather_processes(struct parser *p)
+{
+	struct topology *t = p->topology;
+
+	for (int i = 0; i < p->process_count; i++) {
+		const struct process *one = &p->processes[i];
+		uint64_t used = 0;
+		if (one->card >= t->count)
+			return fail(p, one->line, "[process %d] names a card that is not there", one->number);
+		for (int j = 0; j <= i; j++) {
+			if (p->processes[j].card == one->card)
+				used += p->processes[j].memory_mib;
+		}
+		const struct card *card = &t->cards[one->card];
+		if (strcmp(card->vendor, "nvidia") != 0)
+			return fail(p, one->line, "[process %d] is on a card that is not NVIDIA's", one->number);
+		if (card->used_mib + used > card->memory_mib)
+			return fail(p, one->line, "[process %d] needs more memory than its card has left", one->number);
+	}
+	if (p->process_count == 0)
+		return true;
+	t->processes = malloc((size_t)p->process_count * sizeof *p->processes);
+	if (!t->processes)
+		return fail(p, p->line, "out of memory");
+	memcpy(t->processes, p->processes, (size_t)p->process_count * sizeof *p->processes);
+	t->process_count = p->process_count;
+	return true;
+}
+
 static bool parse(struct parser *p, char *text)
 {
 	for (char *line = text; line;) {
@@ -672,7 +900,7 @@ static bool parse(struct parser *p, char *text)
 			return false;
 		line = next;
 	}
-	return end_section(p) && gather_cards(p) && gather_links(p);
+	return end_section(p) && gather_cards(p) && gather_migs(p) && gather_links(p) && gather_processes(p);
 }
 
 bool topology_parse(const char *text, size_t size, struct topology *out, char *error, size_t error_size)
@@ -686,8 +914,10 @@ bool topology_parse(const char *text, size_t size, struct topology *out, char *e
 
 	char *copy = malloc(size + 1);
 	p.slots = calloc(TOPOLOGY_MAX_CARDS, sizeof *p.slots);
+	p.migs = calloc(MAX_MIG_DEVICES, sizeof *p.migs);
 	p.links = calloc(TOPOLOGY_MAX_LINKS, sizeof *p.links);
-	if (!copy || !p.slots || !p.links) {
+	p.processes = calloc(TOPOLOGY_MAX_PROCESSES, sizeof *p.processes);
+	if (!copy || !p.slots || !p.migs || !p.links || !p.processes) {
 		fail(&p, 1, "out of memory");
 	} else if (memchr(text, '\0', size)) {
 		fail(&p, 1, "the file is not text, it contains a NUL byte");
@@ -698,7 +928,9 @@ bool topology_parse(const char *text, size_t size, struct topology *out, char *e
 	}
 	free(copy);
 	free(p.slots);
+	free(p.migs);
 	free(p.links);
+	free(p.processes);
 	if (ok)
 		*out = t;
 	else
@@ -710,6 +942,7 @@ void topology_free(struct topology *t)
 {
 	free(t->cards);
 	free(t->links);
+	free(t->processes);
 	*t = (struct topology){0};
 }
 

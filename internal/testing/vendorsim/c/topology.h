@@ -17,6 +17,10 @@ enum {
 	TOPOLOGY_MAX_CALLS = 32, /* functions in one key */
 	TOPOLOGY_MAX_LINKS = 4096,
 	TOPOLOGY_MAX_LANES = 18, /* of a card; NVML has room for no more */
+	TOPOLOGY_MAX_MIG = 7,	 /* MIG devices of a card */
+	TOPOLOGY_GPU_INSTANCES = 15, /* numbers of GPU instances of a card */
+	TOPOLOGY_COMPUTE_INSTANCES = 8, /* numbers of compute instances of a GPU instance */
+	TOPOLOGY_MAX_PROCESSES = 256, /* on all cards */
 	TOPOLOGY_VENDORS = 3,
 	TOPOLOGY_NO_CARD = -1,
 };
@@ -50,6 +54,31 @@ struct library {
 /* Whether a card can be cut into partitions (MIG) and is. */
 enum mig { MIG_NOT_SUPPORTED, MIG_DISABLED, MIG_ENABLED };
 
+/* A profile of GPU instances. */
+struct mig_profile {
+	int number; /* NVML_GPU_INSTANCE_PROFILE_* */
+	int id;	    /* the driver's number */
+	const char *suffix;
+	int slices;	/* of compute */
+	int eighths;	/* of the GPU's memory */
+	int instances;	/* at most, on one GPU */
+	int multiprocessors;
+	int copy_engines, decoders, jpegs, ofas;
+};
+
+/* A MIG device of a card. */
+struct mig_device {
+	int line; /* of its section, 0 for none */
+	char profile[TOPOLOGY_TEXT];
+	struct mig_profile of; /* of its GPU instance */
+	int slices;	       /* of its compute instance */
+	int gi, ci;
+	char uuid[TOPOLOGY_TEXT];
+	uint64_t memory_mib;
+	bool gi_given, ci_given, memory_given; /* by the section */
+	int xid, xid_number;		       /* as in struct card */
+};
+
 struct card {
 	int index; /* N of [card N] */
 	int line;  /* of its section */
@@ -67,6 +96,7 @@ struct card {
 	uint32_t pci_domain, pci_bus, pci_device, pci_function;
 	int compute_major, compute_minor; /* compute capability */
 	enum mig mig;
+	struct mig_device mig_devices[TOPOLOGY_MAX_MIG]; /* all derived, also while mig is disabled */
 	bool healthy;
 	bool lost;
 	uint64_t health_bits; /* what is wrong, for vendors that tell it as bits */
@@ -85,6 +115,16 @@ struct link {
 	bool one_way; /* b knows nothing of it */
 };
 
+/* A process that computes on a card. */
+struct process {
+	int number; /* N of [process N] */
+	int line;   /* of its section */
+	int card;   /* index of its card */
+	int pid;
+	uint64_t memory_mib;
+	bool memory_unknown; /* the library does not say how much it uses */
+};
+
 struct topology {
 	/* The general section, then those of topology_vendors. */
 	struct driver drivers[1 + TOPOLOGY_VENDORS];
@@ -95,6 +135,8 @@ struct topology {
 	int count;
 	struct link *links; /* in the order of the file */
 	int link_count;
+	struct process *processes; /* in the order of the file */
+	int process_count;
 };
 
 /* The vendors that a card can be of. */
