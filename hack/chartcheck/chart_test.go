@@ -832,16 +832,18 @@ func TestGPUOperatorIsWaitedFor(t *testing.T) {
 			t.Errorf("no %s in %v", want, wait.Args)
 		}
 	}
-	for _, c := range []corev1.Container{wait, spec.Containers[0]} {
-		at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/host/run/nvidia" })
-		if at < 0 {
-			t.Errorf("%s does not see the operator's driver", c.Name)
-			continue
-		}
-		m := c.VolumeMounts[at]
-		if !m.ReadOnly || m.MountPropagation == nil || *m.MountPropagation != corev1.MountPropagationHostToContainer {
-			t.Errorf("%s mounts the driver as %+v", c.Name, m)
-		}
+	sees := func(c corev1.Container) int {
+		return slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/host/run/nvidia" })
+	}
+	if sees(wait) >= 0 || wait.SecurityContext.Privileged != nil {
+		t.Error("what only waits for files can use the driver")
+	}
+	daemon := spec.Containers[0]
+	if at := sees(daemon); at < 0 {
+		t.Error("the daemon does not see the operator's driver")
+	} else if m := daemon.VolumeMounts[at]; !m.ReadOnly || m.MountPropagation == nil ||
+		*m.MountPropagation != corev1.MountPropagationHostToContainer {
+		t.Errorf("the daemon mounts the driver as %+v", m)
 	}
 	if got := one[*corev1.ConfigMap](t, all, "divvy-node").Data["config.yaml"]; !strings.Contains(got, "driverRoot: /run/nvidia/driver") {
 		t.Errorf("the driver's root is not in\n%s", got)
