@@ -111,12 +111,9 @@ func (k *checker) node(c NodeConfig) {
 }
 
 const (
-	// vendorOfVolumeMounts is the one whose container runtime reads mounts.
-	vendorOfVolumeMounts = "nvidia"
-	// vendorOfMIG is the one whose devices may be cut into MIG devices.
-	vendorOfMIG = "nvidia"
-	// vendorOfCDIHooks is the one whose CDI specifications have hooks.
-	vendorOfCDIHooks = "nvidia"
+	// nvidia is the vendor whose container runtime reads mounts, whose devices may be cut
+	// into MIG devices, and whose CDI specifications have hooks.
+	nvidia = "nvidia"
 )
 
 func (k *checker) vendor(at, name string, c NodeConfig) {
@@ -143,13 +140,13 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 		k.wrong(at+".injection", "environment and volumeMounts both set the vendor's variable, one to the devices and one to a "+
 			"folder; keep one of them")
 	}
-	if seen[InjectAuto] && name != vendorOfVolumeMounts {
+	if seen[InjectAuto] && name != nvidia {
 		k.wrong(at+".injection", "auto is for NVIDIA's devices alone; use environment, deviceNodes or cdi")
 	}
 	if seen[InjectAuto] && len(v.Injection) > 1 {
 		k.wrong(at+".injection", "auto stands alone; remove it, or the others")
 	}
-	if seen[InjectVolumeMounts] && name != vendorOfVolumeMounts {
+	if seen[InjectVolumeMounts] && name != nvidia {
 		k.wrong(at+".injection", "volumeMounts is read by NVIDIA's container runtime alone; use environment, deviceNodes or cdi")
 	}
 	if v.DeviceIDs != "" {
@@ -172,7 +169,7 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 	}
 	if v.MigStrategy != "" {
 		k.oneOf(at+".migStrategy", string(v.MigStrategy), string(MigNone), string(MigSingle), string(MigMixed))
-		if name != vendorOfMIG {
+		if name != nvidia {
 			k.wrong(at+".migStrategy", "%s devices have no MIG devices; leave the key out", name)
 		}
 	}
@@ -203,7 +200,7 @@ func (k *checker) generatedCDI(at, name string, v Vendor) {
 		{"cdiDisableHooks", len(v.CDIDisableHooks) > 0},
 		{"cdiFeatureFlags", len(v.CDIFeatureFlags) > 0},
 	} {
-		if one.set && name != vendorOfCDIHooks {
+		if one.set && name != nvidia {
 			k.wrong(at+"."+one.key, "only the CDI specification of NVIDIA's devices has hooks and features; leave the key out")
 		}
 	}
@@ -276,7 +273,7 @@ func (k *checker) resource(i int, r Resource) {
 func (k *checker) profile(field string, r Resource, strategy MigStrategy) {
 	switch {
 	case r.Profile == "":
-	case r.Vendor != vendorOfMIG:
+	case r.Vendor != nvidia:
 		k.wrong(field, "%s devices have no profiles; leave the key out", r.Vendor)
 	case !profilePattern.MatchString(r.Profile):
 		k.wrong(field, "%q is not the profile of a MIG device; write one such as 1g.10gb or 1g.10gb+me, as nvidia-smi mig -lgip lists them",

@@ -30,11 +30,22 @@ type NodeSetup struct {
 	Findings      []SetupFinding
 }
 
+// Kinds of findings.
+const (
+	// ConflictingCDI: two CDI specifications of one folder define the same device, so the runtime
+	// drops both.
+	ConflictingCDI = "cdi-conflict"
+	// StaleCDI: a CDI specification that another device plugin wrote and nothing keeps current.
+	StaleCDI = "cdi-stale"
+	// OpenEnvironment: any container gets the GPUs that its own environment names.
+	OpenEnvironment = "environment"
+)
+
 // SetupFinding is something that an administrator should look at.
 type SetupFinding struct {
-	// Kind classifies it: "cdi-conflict", "cdi-stale", "environment".
+	// Kind is one of the kinds above, or one of a later release.
 	Kind string `json:"kind"`
-	// What is a sentence about the node.
+	// What is a sentence about the node without a full stop.
 	What string `json:"what"`
 }
 

@@ -226,12 +226,7 @@ func (a *Agent) publishEnding(ctx context.Context) error {
 		return err
 	}
 	if value != before {
-		var set any // null takes the annotation away
-		if value != "" {
-			set = value
-		}
-		annotations := map[string]any{wire.EndingAnnotation: set}
-		if err := a.publisher.patch(ctx, "", map[string]any{"metadata": map[string]any{"annotations": annotations}}); err != nil {
+		if err := a.publisher.annotate(ctx, wire.EndingAnnotation, value); err != nil {
 			return err
 		}
 	}

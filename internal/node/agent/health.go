@@ -59,13 +59,13 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 			if d.Health.Quarantined.IsZero() {
 				h.node(events.DeviceUnhealthy, fmt.Sprintf("%s is unhealthy; no new pods are placed on it: %s", what, d.Health.Reason))
 			} else {
-				release := fmt.Sprintf("device release %s %s", h.name, d.ID)
+				which := "it"
 				if d.Parent != "" { // which may be what is in quarantine
-					release = fmt.Sprintf("device release %s, and its own uuid or that of its device %s", h.name, d.Parent)
+					which = fmt.Sprintf("it, or the device %s that it is a partition of,", d.Parent)
 				}
-				h.node(events.DeviceQuarantined, fmt.Sprintf("%s is in quarantine since %s: %s; no new pods are placed on it until it is "+
-					"released with: kubectl divvy %s",
-					what, d.Health.Quarantined.Format(time.RFC3339), d.Health.Reason, release))
+				h.node(events.DeviceQuarantined, fmt.Sprintf("%s is in quarantine since %s: %s; no new pods are placed on it until %s is "+
+					"released with: kubectl divvy device release %s %s",
+					what, d.Health.Quarantined.Format(time.RFC3339), d.Health.Reason, which, h.name, d.ID))
 			}
 			for _, pod := range h.holders(parts, d.ID) {
 				h.pod(pod, events.DeviceUnhealthy, fmt.Sprintf("%s, which the pod holds, is unhealthy: %s", what, d.Health.Reason))

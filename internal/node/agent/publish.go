@@ -127,6 +127,15 @@ func (p *publisher) publish(ctx context.Context, inventory []accel.Inventory, c 
 	return p.publishCounts(ctx, node, c, gone)
 }
 
+// annotate sets an annotation of the node, and removes it if value is empty.
+func (p *publisher) annotate(ctx context.Context, key, value string) error {
+	var set any // null removes the annotation
+	if value != "" {
+		set = value
+	}
+	return p.patch(ctx, "", map[string]any{"metadata": map[string]any{"annotations": map[string]any{key: set}}})
+}
+
 func (p *publisher) patch(ctx context.Context, subresource string, body map[string]any) error {
 	data, err := json.Marshal(body)
 	if err != nil {

@@ -22,9 +22,5 @@ func publishSetup(ctx context.Context, p *publisher, report func() *runtimesetup
 	if err != nil || value == node.Annotations[wire.SetupAnnotation] {
 		return err
 	}
-	var set any // null takes the annotation away
-	if value != "" {
-		set = value
-	}
-	return p.patch(ctx, "", map[string]any{"metadata": map[string]any{"annotations": map[string]any{wire.SetupAnnotation: set}}})
+	return p.annotate(ctx, wire.SetupAnnotation, value)
 }

@@ -11,8 +11,8 @@ import (
 // Engine holds all pools of a node. It is not safe for concurrent use.
 type Engine struct {
 	pools pools
-	// parents are those of the partitions that were ever listed, and that a state file
-	// tells of.
+	// parents are those of the partitions that were ever listed, and of those that are
+	// recorded in a state file.
 	parents map[accel.DeviceID]accel.DeviceID
 	// listed are the pods of kubelet's last list.
 	listed []Listed

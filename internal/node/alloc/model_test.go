@@ -329,7 +329,7 @@ func (m *model) discovery() Discovery {
 	return d
 }
 
-// repartition cuts a chip into other partitions, or cuts it no more, whoever uses it.
+// repartition cuts a chip into other partitions, or makes it whole again, also while containers use it.
 func (m *model) repartition() {
 	c := m.chips[m.rng.IntN(len(m.chips))]
 	if c.Board != "" || m.recovering {

@@ -185,6 +185,13 @@ const (
 	MIGMixed = "mixed"
 )
 
+// CDIHookPlaces are where the program can be on the host that NVIDIA's CDI hooks run:
+// the GPU operator's toolkit first, since a package of the host beside it is older.
+var CDIHookPlaces = []string{
+	"/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook",
+	"/usr/local/nvidia/toolkit/nvidia-ctk", "/usr/bin/nvidia-ctk",
+}
+
 // CDIOptions say how complete CDI specifications are generated.
 type CDIOptions struct {
 	// Generator is the command that generates a specification, for vendors whose

@@ -9,7 +9,7 @@ import (
 // Pause keeps a vendor's library out of the process while another program needs the
 // driver for itself: to replace it, or to cut devices into other partitions. Discover
 // releases the library then and fails with a *PausedError, and Watch shows the devices as
-// unhealthy for that reason. What has a Pause reads it; one owner sets it. It is safe for
+// unhealthy for that reason. Backends read it; one owner sets it. It is safe for
 // concurrent use; nil is a Pause that is never set.
 type Pause struct {
 	mu      sync.Mutex // guards what follows

@@ -155,22 +155,17 @@ func (d *nvidiaDevices) UnmarshalYAML(n *yaml.Node) error {
 			d.selector.Indexes = append(d.selector.Indexes, index)
 		case strings.HasPrefix(one, "GPU-"), strings.HasPrefix(one, "MIG-"):
 			d.selector.IDs = append(d.selector.IDs, one)
-		case isMIGIndex(one):
-			d.selector.Partitions = append(d.selector.Partitions, one)
 		default:
-			return wrong(one)
+			if _, ok := accel.ParsePartition(one); !ok {
+				return wrong(one)
+			}
+			d.selector.Partitions = append(d.selector.Partitions, one)
 		}
 	}
 	if len(list) == 0 {
 		return wrong("[]")
 	}
 	return nil
-}
-
-// isMIGIndex reports whether the text is a GPU and a partition of it: "0:1".
-func isMIGIndex(text string) bool {
-	_, ok := accel.ParsePartition(text)
-	return ok
 }
 
 // convertNVIDIA brings NVIDIA's file into this program's form. Settings that it
@@ -221,8 +216,8 @@ func nvidiaNames(o *old, f *nvidiaFile) {
 	}
 	for _, p := range f.Resources.MIGs {
 		if v := accel.VendorNamed(nvidia); accel.Resource(prefixed(p.Name)) != v.PartitionResource(p.Pattern) {
-			o.warn("resources.mig", "the names of profiles (%q is %s) have no effect, as in NVIDIA's plugin; MIG devices are %s by "+
-				"migStrategy mixed, and %s by migStrategy single",
+			o.warn("resources.mig", "the names of profiles (%q is %s) have no effect, as in NVIDIA's plugin; MIG devices are %s with "+
+				"migStrategy mixed, and %s with migStrategy single",
 				p.Pattern, prefixed(p.Name), v.PartitionResource("<profile>"), nvidiaResource)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
 
 // Facts are what the host's files say.
@@ -105,7 +107,6 @@ var (
 	// toolkitConfigs has the operator's toolkit first: it is the one that its runtime reads.
 	toolkitConfigs = []string{"/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 		"/etc/nvidia-container-runtime/config.toml"}
-	hooks = []string{"/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"}
 	// cdiFolders are where runtimes read CDI specifications; a later folder takes precedence.
 	cdiFolders = []string{"/etc/cdi", "/var/run/cdi"}
 )
@@ -123,7 +124,7 @@ func Read(h Host, hook string) Facts {
 		f.containerd(h)
 	}
 	f.toolkit(h)
-	if f.Hook = h.first(hooks...); hook != "" {
+	if f.Hook = h.first(backend.CDIHookPlaces...); hook != "" {
 		f.Hook = h.first(hook)
 	}
 	return f
@@ -200,10 +201,7 @@ func withoutCRI(d document) bool {
 
 // containerd reads the configuration of containerd with the files that it imports.
 func (f *Facts) containerd(h Host) {
-	name := h.first(containerdConfigs...)
-	if name == "" {
-		return
-	}
+	var name string
 	var all, root document
 	for _, one := range containerdConfigs {
 		if !h.exists(one) {
@@ -213,6 +211,9 @@ func (f *Facts) containerd(h Host) {
 		if root = f.parse(h, name, all); !withoutCRI(root) {
 			break
 		}
+	}
+	if name == "" {
+		return
 	}
 	f.Runtime, f.Config = "containerd", name
 	imports, _ := root.at("imports").([]any)

@@ -8,25 +8,9 @@ import (
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
-)
 
-// Kinds of findings.
-const (
-	// ConflictingCDI: two CDI specifications of one folder define the same device, so the runtime
-	// drops both.
-	ConflictingCDI = "cdi-conflict"
-	// StaleCDI: a CDI specification that another device plugin wrote and nothing keeps current.
-	StaleCDI = "cdi-stale"
-	// OpenEnvironment: any container gets the GPUs that its own environment names.
-	OpenEnvironment = "environment"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
-
-// Finding is something that an administrator should know of a node.
-type Finding struct {
-	Kind string
-	// What is a sentence about the node without a full stop.
-	What string
-}
 
 // stockSpecs are the names of the specification that NVIDIA's device plugin writes and never
 // removes.
@@ -36,13 +20,13 @@ var stockSpecs = []string{"k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-p
 const maxNamed = 3
 
 // Findings returns what is worth knowing, in a fixed order.
-func Findings(h Host, f Facts) []Finding {
-	var out []Finding
+func Findings(h Host, f Facts) []wire.SetupFinding {
+	var out []wire.SetupFinding
 	for _, folder := range cdiFolders {
 		owner, clashes := map[string]string{}, map[string][]string{}
 		for _, name := range cdiFiles(h, folder) {
 			if slices.Contains(stockSpecs, path.Base(name)) {
-				out = append(out, Finding{StaleCDI, fmt.Sprintf(
+				out = append(out, wire.SetupFinding{Kind: wire.StaleCDI, What: fmt.Sprintf(
 					"%s was written by NVIDIA's device plugin, and nothing updates it while that plugin is off", name)})
 			}
 			data, err := h.read(name)
@@ -70,8 +54,8 @@ func Findings(h Host, f Facts) []Finding {
 				more = fmt.Sprintf(" and %d more", len(devices)-maxNamed)
 				devices = devices[:maxNamed]
 			}
-			out = append(out, Finding{ConflictingCDI, fmt.Sprintf("%s define the same devices, so the runtime finds none of them: %s%s",
-				files, strings.Join(devices, ", "), more)})
+			out = append(out, wire.SetupFinding{Kind: wire.ConflictingCDI, What: fmt.Sprintf(
+				"%s define the same devices, so the runtime finds none of them: %s%s", files, strings.Join(devices, ", "), more)})
 		}
 	}
 	if f.NVIDIADefault && f.EnvironmentUnprivileged {
@@ -79,7 +63,7 @@ func Findings(h Host, f Facts) []Finding {
 		if where == "" {
 			where = "the default of NVIDIA's container toolkit"
 		}
-		out = append(out, Finding{OpenEnvironment, "NVIDIA's runtime is the default of " + f.Runtime +
+		out = append(out, wire.SetupFinding{Kind: wire.OpenEnvironment, What: "NVIDIA's runtime is the default of " + f.Runtime +
 			", and any container gets the GPUs that its own variable NVIDIA_VISIBLE_DEVICES names " +
 			"(accept-nvidia-visible-devices-envvar-when-unprivileged, " + where + ")"})
 	}

@@ -25,7 +25,7 @@ type Report struct {
 	Injection []config.Injection
 	Pinned    bool
 	Detected  Decision
-	Findings  []Finding
+	Findings  []wire.SetupFinding
 }
 
 // Published returns the report as the node's object has it, nil for nil.
@@ -33,12 +33,9 @@ func (r *Report) Published() *wire.NodeSetup {
 	if r == nil {
 		return nil
 	}
-	s := &wire.NodeSetup{Pinned: r.Pinned, Detected: string(r.Detected.Injection), Why: r.Detected.Why}
+	s := &wire.NodeSetup{Pinned: r.Pinned, Detected: string(r.Detected.Injection), Why: r.Detected.Why, Findings: r.Findings}
 	for _, way := range r.Injection {
 		s.Injection = append(s.Injection, string(way))
-	}
-	for _, f := range r.Findings {
-		s.Findings = append(s.Findings, wire.SetupFinding{Kind: f.Kind, What: f.What})
 	}
 	return s
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
 // files are those of a host, by path; a text that begins with "->" is a link.
@@ -178,14 +179,14 @@ func TestFindings(t *testing.T) {
 		"what NVIDIA's plugin left": {
 			files{stockJSON: `{"cdiVersion": "0.5.0", "kind": "` + stock +
 				`", "devices": [{"name": "z", "containerEdits": {"env": ["A=b"]}}]}`},
-			[]string{StaleCDI + " " + stockJSON},
+			[]string{wire.StaleCDI + " " + stockJSON},
 		},
 		"and Divvy's of the same kind": {
 			files{stockJSON: `{"cdiVersion": "0.5.0", "kind": "` + stock +
 				`", "devices": [{"name": "a", "containerEdits": {"env": ["A=b"]}}]}`,
 				"/var/run/cdi/divvy-k8s.device-plugin.nvidia.com-gpu.yaml": spec(stock, "a", "b")},
-			[]string{StaleCDI + " " + stockJSON,
-				ConflictingCDI + " /var/run/cdi/divvy-k8s.device-plugin.nvidia.com-gpu.yaml and " + stockJSON},
+			[]string{wire.StaleCDI + " " + stockJSON,
+				wire.ConflictingCDI + " /var/run/cdi/divvy-k8s.device-plugin.nvidia.com-gpu.yaml and " + stockJSON},
 		},
 		"in different folders, the later one goes before": {
 			files{"/etc/cdi/nvidia.yaml": spec("nvidia.com/gpu", "0"), "/var/run/cdi/nvidia.yaml": spec("nvidia.com/gpu", "0")}, nil,
@@ -193,12 +194,12 @@ func TestFindings(t *testing.T) {
 		"many devices": {
 			files{"/etc/cdi/a.yaml": spec("nvidia.com/gpu", "0", "1", "2", "3", "4"),
 				"/etc/cdi/b.yaml": spec("nvidia.com/gpu", "0", "1", "2", "3", "4")},
-			[]string{ConflictingCDI + " /etc/cdi/a.yaml and /etc/cdi/b.yaml"},
+			[]string{wire.ConflictingCDI + " /etc/cdi/a.yaml and /etc/cdi/b.yaml"},
 		},
 		"files that are no specifications": {files{"/etc/cdi/a.yaml": "a: [", "/etc/cdi/b.txt": "x", "/etc/cdi/empty.yaml": "",
 			"/var/run/cdi/null.json": "null"}, nil},
 		"any container gets GPUs": {files{containerd1: "version = 2\n" + legacyCRI},
-			[]string{OpenEnvironment + " NVIDIA's runtime"}},
+			[]string{wire.OpenEnvironment + " NVIDIA's runtime"}},
 		"only by mounts": {files{containerd1: "version = 2\n" + legacyCRI, handTOML: mountsOnly}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

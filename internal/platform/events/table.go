@@ -75,8 +75,8 @@ var (
 	ResourceNotOffered = define(Kind{
 		"ResourceNotOffered", corev1.EventTypeWarning, "Node", Node,
 		"A resource cannot be offered as configured. The message gives the reason: a missing library, a list too long for kubelet, pods " +
-			"that hold units of another size, MIG devices that differ by migStrategy `single`, or a state file or CDI specification that " +
-			"cannot be written. [node.md](../node.md) " +
+			"that hold units of another size, MIG devices that differ with migStrategy `single`, or a state file or CDI specification " +
+			"that cannot be written. [node.md](../node.md) " +
 			"describes what is withheld meanwhile.",
 	})
 	ResourceAbsent = define(Kind{

@@ -71,13 +71,13 @@ func checkInjection(setup *wire.NodeSetup, object string, f *findings) {
 func checkFound(s *Snapshot, n *corev1.Node, found wire.SetupFinding, f *findings) {
 	object := "Node " + n.Name
 	switch found.Kind {
-	case "cdi-conflict":
+	case wire.ConflictingCDI:
 		f.add(Error, object, found.What, "Remove the file that no program maintains; the runtime reads the folder again by itself.")
-	case "cdi-stale":
+	case wire.StaleCDI:
 		if !s.runsPluginOf(n, "nvidia") {
 			f.add(Warning, object, found.What, "Remove the file once no container runs that NVIDIA's device plugin served.")
 		}
-	case "environment":
+	case wire.OpenEnvironment:
 		f.add(Warning, object, found.What, "Set accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's "+
 			"configuration, with accept-nvidia-visible-devices-as-volume-mounts = true, or use CDI.")
 	default: // of a newer release

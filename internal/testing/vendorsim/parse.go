@@ -498,6 +498,10 @@ func (p *parser) placeKey(key, value string) (err error) {
 
 func (p *parser) migKey(key, value string) (err error) {
 	m := p.mig
+	number := func(most int64) (n int64) {
+		n, err = parseInteger(key, value, 0, most)
+		return n
+	}
 	switch key {
 	case "profile":
 		m.Profile = value
@@ -506,19 +510,13 @@ func (p *parser) migKey(key, value string) (err error) {
 		m.UUID = value
 		return checkText(key, value)
 	case "gi":
-		var n int64
-		n, err = parseInteger(key, value, 0, gpuInstances-1)
-		m.GI = new(int(n))
+		m.GI = new(int(number(gpuInstances - 1)))
 		return err
 	case "ci":
-		var n int64
-		n, err = parseInteger(key, value, 0, computeInstances-1)
-		m.CI = new(int(n))
+		m.CI = new(int(number(computeInstances - 1)))
 		return err
 	case "memory_mib":
-		var n int64
-		n, err = parseInteger(key, value, 0, math.MaxUint32)
-		m.MemoryMiB = new(n)
+		m.MemoryMiB = new(number(math.MaxUint32))
 		return err
 	case "caps":
 		m.Caps, err = parseCaps(value)

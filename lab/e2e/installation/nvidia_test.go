@@ -78,7 +78,8 @@ func setups(t *testing.T) {
 			answer: "volumeMounts", visible: "^(/var/run/nvidia-container-devices|void)$"},
 	} {
 		t.Run(way.name, func(t *testing.T) {
-			installToolkit(t, way.toolkit)
+			way.toolkit.DriverRoot = nvidiahost.DriverRoot
+			must(t, nvidiahost.ConfigureToolkit(lab.Cluster.Program(""), way.toolkit))
 			restartContainerd(t, way.runtime)
 			answers(t, way.answer)
 			got, err := unchangedPod(t)

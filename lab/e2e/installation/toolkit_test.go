@@ -3,7 +3,6 @@
 package installation
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -90,7 +89,7 @@ func served(t *testing.T) {
 	t.Helper()
 	got, err := unchangedPod(t)
 	if err != nil {
-		t.Fatal(fmt.Errorf("the unchanged pod: %w", err))
+		t.Fatalf("the unchanged pod: %v", err)
 	}
 	if got.visible == "" {
 		t.Error("the container has no NVIDIA_VISIBLE_DEVICES")

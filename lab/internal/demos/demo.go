@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -148,4 +151,31 @@ func (s *Demo) End() error {
 	}
 	fmt.Fprintf(s.out, "%s: %d checks: %s (%s)\n", s.name, s.Checks.Made(), verdict, progress.Elapsed(time.Since(s.started)))
 	return s.Checks.Err()
+}
+
+// Labelled checks labels of the node, which it waits for.
+func (s *Demo) Labelled(ctx context.Context, wanted map[string]string) error {
+	err := poll.Until(ctx, offerTimeout, "labels", func(ctx context.Context) error {
+		node, err := s.Node.Get(ctx)
+		if err != nil {
+			return err
+		}
+		for key, want := range wanted {
+			if node.Labels[key] != want {
+				return fmt.Errorf("%s is %q", key, node.Labels[key])
+			}
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		return err
+	}
+	node, err := s.Node.Get(ctx)
+	if err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(wanted)) {
+		s.Checks.Equal(key, node.Labels[key], wanted[key])
+	}
+	return nil
 }

@@ -3,14 +3,12 @@ package demos
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // MIG is the topology of a whole GPU and two that are cut, and MIGValues the values that
@@ -91,24 +89,7 @@ func (m *mig) labels(ctx context.Context) error {
 		"nvidia.com/mig-2g.10gb.count": "1", "nvidia.com/mig-2g.10gb.slices.gi": "2",
 		"nvidia.com/mig-3g.20gb.count": "1", "nvidia.com/mig-3g.20gb.slices.gi": "3", "nvidia.com/mig-3g.20gb.sharing-strategy": "none",
 	}
-	err := poll.Until(ctx, offerTimeout, "labels", func(ctx context.Context) error {
-		node, err := m.Node.Get(ctx)
-		if err == nil && node.Labels["nvidia.com/mig-1g.5gb.count"] == "" {
-			err = fmt.Errorf("there are none of MIG devices")
-		}
-		return err
-	})
-	if ctx.Err() != nil {
-		return err
-	}
-	node, err := m.Node.Get(ctx)
-	if err != nil {
-		return err
-	}
-	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		m.Checks.Equal(key, node.Labels[key], wanted[key])
-	}
-	return nil
+	return m.Labelled(ctx, wanted)
 }
 
 // pods shows what containers get of each kind of device.

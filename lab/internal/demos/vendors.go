@@ -3,7 +3,6 @@ package demos
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -11,7 +10,6 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
-	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -321,29 +319,7 @@ func (v *vendors) labels(ctx context.Context) error {
 		"divvy.dev/iluvatar.present": "true", "divvy.dev/iluvatar.count": "4", "divvy.dev/iluvatar.memory": "32768",
 		"divvy.dev/enflame.present": "true", "divvy.dev/enflame.count": "2", "divvy.dev/enflame.model": "S60",
 	}
-	err := poll.Until(ctx, offerTimeout, "labels", func(ctx context.Context) error {
-		node, err := v.Node.Get(ctx)
-		if err != nil {
-			return err
-		}
-		for key, want := range wanted {
-			if node.Labels[key] != want {
-				return fmt.Errorf("%s is %q", key, node.Labels[key])
-			}
-		}
-		return nil
-	})
-	if ctx.Err() != nil {
-		return err
-	}
-	node, err := v.Node.Get(ctx)
-	if err != nil {
-		return err
-	}
-	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		v.Checks.Equal(key, node.Labels[key], wanted[key])
-	}
-	return nil
+	return v.Labelled(ctx, wanted)
 }
 
 // memory shares memory of all three vendors through the extender.

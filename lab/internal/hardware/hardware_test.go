@@ -20,7 +20,7 @@ import (
 func simulated(t *testing.T) *Simulated {
 	t.Helper()
 	root := t.TempDir()
-	for _, dir := range []string{"dev", "usr/lib/" + multiarch(), "usr/local", layout.StateDir} {
+	for _, dir := range []string{"dev", "usr/lib/" + Multiarch(), "usr/local", layout.StateDir} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -46,7 +46,7 @@ func below(root string) *Simulated {
 	at := func(elements ...string) string { return filepath.Join(append([]string{root}, elements...)...) }
 	// Where Debian and its relatives keep libraries. NVIDIA's own lie in a
 	// folder of their own there, with a link to the management library.
-	libraries := at("usr/lib", multiarch())
+	libraries := at("usr/lib", Multiarch())
 	return &Simulated{
 		topology:    at(layout.StateDir, vendorsim.TopologyName),
 		deviceDir:   at("dev"),
@@ -91,8 +91,8 @@ func below(root string) *Simulated {
 	}
 }
 
-// multiarch is Debian's name of this machine's architecture.
-func multiarch() string {
+// Multiarch is Debian's name of this machine's architecture.
+func Multiarch() string {
 	if runtime.GOARCH == "arm64" {
 		return "aarch64-linux-gnu"
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/build"
+	"github.com/divvy-gpu/divvy/lab/internal/hardware"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 )
 
@@ -37,7 +38,7 @@ const (
 const module = "github.com/NVIDIA/nvidia-container-toolkit"
 
 // Libraries is the folder of the driver's libraries below its root, and in a container.
-const Libraries = "/usr/lib/x86_64-linux-gnu"
+var Libraries = filepath.Join("/usr/lib", hardware.Multiarch())
 
 // InstallDriver puts a driver of that version below root, for the cards of a topology.
 func InstallDriver(ctx context.Context, root, version string, topology []byte) error {
@@ -135,30 +136,47 @@ type Toolkit struct {
 // Programs are those of the toolkit that are installed.
 var Programs = []string{"nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-ctk"}
 
-// InstallToolkit builds NVIDIA's programs and writes their configuration. With the
-// operator's toolkit, a script in place of each program says where the configuration is.
-func InstallToolkit(ctx context.Context, labDir, binDir string, o Toolkit) error {
-	programs, configs := ToolkitDir, filepath.Join(ToolkitDir, ".config/nvidia-container-runtime")
-	suffix := ".real"
+// places are the folders of the toolkit's programs and of their configuration.
+func (o Toolkit) places() (programs, configs string) {
 	if o.Packages {
-		programs, configs, suffix = PackageDir, PackageConfigDir, ""
+		return PackageDir, PackageConfigDir
 	}
-	if err := os.MkdirAll(configs, 0o755); err != nil {
+	return ToolkitDir, filepath.Join(ToolkitDir, ".config/nvidia-container-runtime")
+}
+
+// InstallToolkit builds NVIDIA's programs and configures them. With the operator's toolkit,
+// a script in place of each program says where the configuration is.
+func InstallToolkit(ctx context.Context, labDir, binDir string, o Toolkit) error {
+	programs, configs := o.places()
+	if err := os.MkdirAll(programs, 0o755); err != nil {
 		return err
 	}
 	for _, name := range Programs {
 		path := filepath.Join(programs, name)
+		binary := path
+		if !o.Packages {
+			binary += ".real"
+		}
 		if err := build.RunGo(ctx, labDir, []string{"CGO_ENABLED=1"}, nil,
-			"build", "-buildvcs=false", "-o", path+suffix, module+"/cmd/"+name); err != nil {
+			"build", "-buildvcs=false", "-o", binary, module+"/cmd/"+name); err != nil {
 			return fmt.Errorf("build %s: %w", name, err)
 		}
 		if o.Packages {
 			continue
 		}
-		script := fmt.Sprintf("#!/bin/sh\nXDG_CONFIG_HOME=%s PATH=%s:$PATH exec %s.real \"$@\"\n", filepath.Dir(configs), programs, path)
+		script := fmt.Sprintf("#!/bin/sh\nXDG_CONFIG_HOME=%s PATH=%s:$PATH exec %s \"$@\"\n", filepath.Dir(configs), programs, binary)
 		if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 			return err
 		}
+	}
+	return ConfigureToolkit(binDir, o)
+}
+
+// ConfigureToolkit writes the configuration of the toolkit's programs.
+func ConfigureToolkit(binDir string, o Toolkit) error {
+	programs, configs := o.places()
+	if err := os.MkdirAll(configs, 0o755); err != nil {
+		return err
 	}
 	config := fmt.Sprintf(`accept-nvidia-visible-devices-as-volume-mounts = %t
 accept-nvidia-visible-devices-envvar-when-unprivileged = %t

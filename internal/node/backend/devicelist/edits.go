@@ -23,6 +23,7 @@ func (r *Table) Edits(ids ...accel.DeviceID) (e backend.Edits, names []string, e
 	if err != nil {
 		return backend.Edits{}, nil, fmt.Errorf("%s: %w", r.kind.Vendor, err)
 	}
+	seen, host := r.options.DeviceRoot()
 	files := []string{}
 	for _, d := range chosen {
 		name := string(d.id)
@@ -33,7 +34,7 @@ func (r *Table) Edits(ids ...accel.DeviceID) (e backend.Edits, names []string, e
 		for _, file := range append([]string{fmt.Sprintf("%s%d", r.kind.File, d.minor)}, d.nodes...) {
 			if !slices.Contains(files, file) { // partitions of one device have its file in common
 				files = append(files, file)
-				e.DeviceNodes = append(e.DeviceNodes, r.node(file))
+				e.DeviceNodes = append(e.DeviceNodes, node(host, file))
 			}
 		}
 		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{
@@ -45,8 +46,8 @@ func (r *Table) Edits(ids ...accel.DeviceID) (e backend.Edits, names []string, e
 		}
 	}
 	for _, file := range r.kind.Shared {
-		if r.Exists(file) {
-			e.DeviceNodes = append(e.DeviceNodes, r.node(file))
+		if exists(seen, file) {
+			e.DeviceNodes = append(e.DeviceNodes, node(host, file))
 		}
 	}
 	return e, names, nil
@@ -78,9 +79,9 @@ func (r *Table) choose(ids []accel.DeviceID) ([]known, error) {
 	return slices.CompactFunc(chosen, func(a, b known) bool { return a.id == b.id }), nil
 }
 
-// node is the device file of that path, which has no slash in front.
-func (r *Table) node(file string) backend.DeviceNode {
-	_, host := r.options.DeviceRoot()
+// node is the device file of that path, which has no slash in front, below that folder of
+// the host.
+func node(host, file string) backend.DeviceNode {
 	return backend.DeviceNode{
 		Path:        "/" + file,
 		HostPath:    filepath.Join(host, file),
@@ -91,7 +92,11 @@ func (r *Table) node(file string) backend.DeviceNode {
 // Exists reports whether there is such a device file.
 func (r *Table) Exists(file string) bool {
 	seen, _ := r.options.DeviceRoot()
-	path, err := securejoin.SecureJoin(seen, file)
+	return exists(seen, file)
+}
+
+func exists(root, file string) bool {
+	path, err := securejoin.SecureJoin(root, file)
 	if err != nil {
 		return false
 	}

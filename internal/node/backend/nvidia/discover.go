@@ -47,8 +47,8 @@ func (b *Backend) Discover(ctx context.Context) (backend.Found, error) {
 // gpu is a GPU that the library describes.
 type gpu struct {
 	devicelist.Device
-	told description
-	// mig are the MIG devices of a GPU in MIG mode, by any strategy but none.
+	described description
+	// mig are the MIG devices of a GPU in MIG mode, with any strategy but none.
 	mig []migDevice
 	// part is what this entry is instead of a GPU, nil for a GPU.
 	part *migDevice
@@ -135,7 +135,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if err != nil {
 		return g, err
 	}
-	g.told.handle = handle
+	g.described.handle = handle
 	uuid, err := queryGPU(ctx, b, lib, "nvmlDeviceGetUUID", index, handle.GetUUID)
 	if err != nil {
 		return g, err
@@ -154,10 +154,10 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if g.Minor, err = queryGPU(ctx, b, lib, "nvmlDeviceGetMinorNumber", index, handle.GetMinorNumber); err != nil {
 		return g, err
 	}
-	if g.told.traits, err = b.askTraits(ctx, lib, g); err != nil {
+	if g.described.traits, err = b.askTraits(ctx, lib, g); err != nil {
 		return g, err
 	}
-	g.Partitioned = g.told.traits.partitioned
+	g.Partitioned = g.described.traits.partitioned
 	memory, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryInfo", index, handle.GetMemoryInfo)
 	switch {
 	case unsupported(err): // the GPU shares the CPU's memory; it has none to be shared by, but is good as a whole
@@ -171,8 +171,8 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if err := b.locate(ctx, lib, g); err != nil {
 		return g, err
 	}
-	g.told.traits.class = b.sysfs.OfDevice(g.PCI, "class")
-	if g.told.ailments, err = b.ailments(ctx, lib, g); err != nil {
+	g.described.traits.class = b.sysfs.OfDevice(g.PCI, "class")
+	if g.described.ailments, err = b.ailments(ctx, lib, g); err != nil {
 		return g, err
 	}
 	cut := g.Partitioned && b.options.MIG != backend.MIGNone
@@ -181,13 +181,13 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 			return g, monitorHint(g, err)
 		}
 	}
-	g.Health = gravest(b.options, slices.Concat(g.told.ailments, told.ofGPU(g.ID, cut)))
+	g.Health = gravest(b.options, slices.Concat(g.described.ailments, told.ofGPU(g.ID, cut)))
 	return g, nil
 }
 
 // locate asks where the GPU is: its PCI address and NUMA node.
 func (b *Backend) locate(ctx context.Context, lib *library, g *gpu) error {
-	pci, err := queryGPU(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", g.Index, g.told.handle.GetPciInfo)
+	pci, err := queryGPU(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", g.Index, g.described.handle.GetPciInfo)
 	switch {
 	case unsupported(err): // the GPU works without
 	case err != nil:
@@ -200,7 +200,7 @@ func (b *Backend) locate(ctx context.Context, lib *library, g *gpu) error {
 	}
 	// In a container that does not see the kernel's files, the library knows.
 	nodes, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryAffinity", g.Index, func() ([]uint, nvml.Return) {
-		return g.told.handle.GetMemoryAffinity(maxNUMANodes, nvml.AFFINITY_SCOPE_NODE)
+		return g.described.handle.GetMemoryAffinity(maxNUMANodes, nvml.AFFINITY_SCOPE_NODE)
 	})
 	if libloader.IsFatal(err) {
 		return err
@@ -287,9 +287,9 @@ func (b *Backend) record(ctx context.Context, l devicelist.Listing[*gpu], told f
 				"vendor", Vendor, "device", g.ID, "migStrategy", b.options.MIG, "migDevices", len(g.mig))
 		}
 		if g.part != nil {
-			g.told.traits.attributes = g.part.attributes
+			g.described.traits.attributes = g.part.attributes
 		}
-		b.traits[g.ID] = g.told.traits
+		b.traits[g.ID] = g.described.traits
 	}
 	for on, h := range told.of {
 		if !listed[on.device] || unheardByMIG(l.Devices, on) {

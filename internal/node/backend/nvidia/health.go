@@ -159,7 +159,7 @@ func unwell(o backend.Options, cause, format string, args ...any) accel.Health {
 // events cannot be heard. Its error is one that libloader.IsFatal.
 func (b *Backend) ailments(ctx context.Context, lib *library, g *gpu) ([]accel.Health, error) {
 	failed, err := queryGPU(ctx, b, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
-		_, _, _, failed, code := g.told.handle.GetRemappedRows()
+		_, _, _, failed, code := g.described.handle.GetRemappedRows()
 		return failed, code
 	})
 	var all []accel.Health

@@ -24,12 +24,12 @@ type traits struct {
 }
 
 // askTraits asks for what labels tell of a GPU, and whether it is in MIG mode, without
-// which it cannot be offered by another strategy than none. What else the library does
+// which it cannot be offered with another strategy than none. What else the library does
 // not tell is left out.
 func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits, err error) {
 	type numbers [2]int
 	compute, err := queryGPU(ctx, b, lib, "nvmlDeviceGetCudaComputeCapability", g.Index, func() (numbers, nvml.Return) {
-		major, minor, code := g.told.handle.GetCudaComputeCapability()
+		major, minor, code := g.described.handle.GetCudaComputeCapability()
 		return numbers{major, minor}, code
 	})
 	switch {
@@ -39,7 +39,7 @@ func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits
 		t.major, t.minor = compute[0], compute[1]
 	}
 	mode, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMigMode", g.Index, func() (int, nvml.Return) {
-		mode, _, code := g.told.handle.GetMigMode()
+		mode, _, code := g.described.handle.GetMigMode()
 		return mode, code
 	})
 	switch {

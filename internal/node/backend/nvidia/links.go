@@ -62,7 +62,7 @@ func (b *Backend) level(ctx context.Context, lib *library, one, two *gpu) (score
 		from, to := way[0], way[1]
 		var level nvml.GpuTopologyLevel
 		level, err = queryGPU(ctx, b, lib, "nvmlDeviceGetTopologyCommonAncestor", from.Index, func() (nvml.GpuTopologyLevel, nvml.Return) {
-			return from.told.handle.GetTopologyCommonAncestor(to.told.handle)
+			return from.described.handle.GetTopologyCommonAncestor(to.described.handle)
 		})
 		switch {
 		case libloader.IsFatal(err):
@@ -107,13 +107,13 @@ func (b *Backend) lanes(ctx context.Context, lib *library, g *gpu) (lanes map[st
 // lane is down.
 func (b *Backend) peer(ctx context.Context, lib *library, g *gpu, lane int) (string, error) {
 	state, err := queryGPU(ctx, b, lib, "nvmlDeviceGetNvLinkState", g.Index, func() (nvml.EnableState, nvml.Return) {
-		return g.told.handle.GetNvLinkState(lane)
+		return g.described.handle.GetNvLinkState(lane)
 	})
 	if err != nil || state != nvml.FEATURE_ENABLED {
 		return "", err
 	}
 	pci, err := queryGPU(ctx, b, lib, "nvmlDeviceGetNvLinkRemotePciInfo_v2", g.Index, func() (nvml.PciInfo, nvml.Return) {
-		return g.told.handle.GetNvLinkRemotePciInfo(lane)
+		return g.described.handle.GetNvLinkRemotePciInfo(lane)
 	})
 	if err != nil {
 		return "", err

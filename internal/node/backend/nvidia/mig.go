@@ -81,7 +81,7 @@ type profileKey struct {
 // migDevices asks for the MIG devices of a GPU in MIG mode. What is wrong with one of
 // them is in its err; the error is about the GPU.
 func migDevices(ctx context.Context, b *Backend, lib *library, g *gpu) ([]migDevice, error) {
-	count, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMaxMigDeviceCount", g.Index, g.told.handle.GetMaxMigDeviceCount)
+	count, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMaxMigDeviceCount", g.Index, g.described.handle.GetMaxMigDeviceCount)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func migDevices(ctx context.Context, b *Backend, lib *library, g *gpu) ([]migDev
 	for number := range count {
 		m := migDevice{number: number}
 		handle, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMigDeviceHandleByIndex", g.Index, func() (nvml.Device, nvml.Return) {
-			return g.told.handle.GetMigDeviceHandleByIndex(number)
+			return g.described.handle.GetMigDeviceHandleByIndex(number)
 		})
 		if err == nil {
 			err = describeMIG(ctx, b, lib, g, handle, &m)
@@ -152,7 +152,7 @@ func describeMIG(ctx context.Context, b *Backend, lib *library, g *gpu, handle n
 // instance in it.
 func migProfiles(ctx context.Context, b *Backend, lib *library, g *gpu, of instance) (ofGPU, ofCompute int, err error) {
 	gpuInstance, err := queryGPU(ctx, b, lib, "nvmlDeviceGetGpuInstanceById", g.Index, func() (nvml.GpuInstance, nvml.Return) {
-		return g.told.handle.GetGpuInstanceById(int(of.gpu))
+		return g.described.handle.GetGpuInstanceById(int(of.gpu))
 	})
 	if err != nil {
 		return 0, 0, err
@@ -174,7 +174,7 @@ func migProfiles(ctx context.Context, b *Backend, lib *library, g *gpu, of insta
 		func(number int) (uint32, error) {
 			info, err := queryGPU(ctx, b, lib, "nvmlDeviceGetGpuInstanceProfileInfo", g.Index,
 				func() (nvml.GpuInstanceProfileInfo, nvml.Return) {
-					return g.told.handle.GetGpuInstanceProfileInfo(number)
+					return g.described.handle.GetGpuInstanceProfileInfo(number)
 				})
 			return info.Id, err
 		})
@@ -244,12 +244,15 @@ func addMIG(b *Backend, l *devicelist.Listing[*gpu], told faults) {
 			if m.err == nil && seen[m.id] > 1 {
 				m.err = fmt.Errorf("several MIG devices have its uuid %s", m.id)
 			}
-			if err := cmp.Or(m.err, unoffered(strategy, g, m)); err != nil {
-				l.Faults = append(l.Faults, backend.Fault{Index: accel.PartitionIndex(g.Index, m.number), ID: m.id, Err: err,
-					Cause: causeOfFault(m.err)})
-				continue
+			fault := backend.Fault{Index: accel.PartitionIndex(g.Index, m.number), ID: m.id, Err: m.err}
+			if fault.Err == nil && strategy == backend.MIGMixed && !m.profile.whole() {
+				fault.Err, fault.Cause = partOfInstance(fault.Index, m.profile), accel.CauseNotOffered
 			}
-			l.Devices = append(l.Devices, partition(b, g, m, minors, told))
+			if fault.Err != nil {
+				l.Faults = append(l.Faults, fault)
+			} else {
+				l.Devices = append(l.Devices, partition(b, g, m, minors, told))
+			}
 		}
 	}
 	b.mu.Lock()
@@ -257,16 +260,9 @@ func addMIG(b *Backend, l *devicelist.Listing[*gpu], told faults) {
 	l.Faults, l.Unasked = withPlaces(l.Faults, b.places), withPlaces(l.Unasked, b.places)
 }
 
-func causeOfFault(err error) string {
-	if err == nil {
-		return accel.CauseNotOffered
-	}
-	return ""
-}
-
 // partition is a MIG device as the entry of a listing.
 func partition(b *Backend, g *gpu, m *migDevice, minors capabilities, told faults) *gpu {
-	out := &gpu{told: description{traits: g.told.traits}, part: m}
+	out := &gpu{described: description{traits: g.described.traits}, part: m}
 	out.Device = devicelist.Device{Device: g.Device.Device, Minor: g.Minor, Owner: g.ID}
 	out.Index, out.ID = accel.PartitionIndex(g.Index, m.number), m.id
 	out.Parent, out.Profile, out.Partitioned = g.ID, m.profile.String(), false
@@ -281,7 +277,7 @@ func partition(b *Backend, g *gpu, m *migDevice, minors capabilities, told fault
 			missing = append(missing, fmt.Sprintf("/%s does not exist", node))
 		}
 	}
-	ailments := slices.Concat(g.told.ailments, told.ofMIG(g.ID, m))
+	ailments := slices.Concat(g.described.ailments, told.ofMIG(g.ID, m))
 	if len(missing) > 0 {
 		ailments = append(ailments, unwell(b.options, causeCapabilities, "%s; run nvidia-smi on the node, which makes the device files",
 			strings.Join(missing, ", ")))
@@ -328,13 +324,10 @@ func uniform(strategy string, gpus []*gpu) error {
 	return nil
 }
 
-// unoffered returns why a MIG device that can be described is not offered.
-func unoffered(strategy string, g *gpu, m *migDevice) error {
-	if strategy == backend.MIGMixed && m.err == nil && !m.profile.whole() {
-		return fmt.Errorf("MIG device %s has the profile %s, a part of a GPU instance, and is not offered; make one compute instance of "+
-			"%d slices of its GPU instance", accel.IndexText(accel.PartitionIndex(g.Index, m.number)), m.profile, m.profile.slices)
-	}
-	return nil
+// partOfInstance is why a MIG device with only a part of its GPU instance is not offered.
+func partOfInstance(index int, profile migProfile) error {
+	return fmt.Errorf("MIG device %s has the profile %s, a part of a GPU instance, and is not offered; make one compute instance of "+
+		"%d slices of its GPU instance", accel.IndexText(index), profile, profile.slices)
 }
 
 // withPlaces adds to faults of GPUs the same of their MIG devices.

@@ -7,7 +7,7 @@
 // exceeds it makes further calls fail at once until it returns. Package nvmltable
 // makes it possible to unload the library and to load another release.
 //
-// Devices are GPUs and, by the strategies single and mixed, their MIG devices. Those
+// Devices are GPUs and, with the strategies single and mixed, their MIG devices. Those
 // come and go while the daemon runs, and the library gives the numbers of a MIG device
 // that is gone to another one, so that each discovery lists them again and nothing but
 // the uuid is an identity.

@@ -23,13 +23,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/cdispec"
 )
 
-// hookPlaces are where the program can be on the host that NVIDIA's CDI hooks run:
-// the GPU operator's toolkit first, since a package of the host beside it is older.
-var hookPlaces = []string{
-	"/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook",
-	"/usr/local/nvidia/toolkit/nvidia-ctk", "/usr/bin/nvidia-ctk",
-}
-
 const (
 	// memoryLimitsHook sets limits that are not Divvy's, by cgroup, from variables that
 	// the pod itself can set.
@@ -183,7 +176,7 @@ func findHook(o backend.Options) (string, error) {
 	if slices.Contains(o.CDI.DisabledHooks, allHooks) {
 		return "", nil
 	}
-	places := hookPlaces
+	places := backend.CDIHookPlaces
 	if o.CDI.HookPath != "" {
 		places = []string{o.CDI.HookPath}
 	}

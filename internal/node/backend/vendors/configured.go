@@ -75,7 +75,7 @@ func Options(c config.NodeConfig, vendor string) backend.Options {
 		DriverRoot:     c.DriverRoot,
 		HostDriverRoot: v.DevRoot,
 		LibraryPath:    c.Libraries[vendor],
-		// A driver that was installed into a folder of its own brings no sysfs and no proc.
+		// A driver that was installed into a folder of its own has no sysfs or proc.
 		SysfsRoot:  filepath.Join(c.DriverRoot, "sys"),
 		ProcRoot:   filepath.Join(c.DriverRoot, "proc"),
 		MIG:        string(v.MigStrategy),

@@ -50,7 +50,7 @@ func Bind(path string) error {
 // Unbind leaves no function of a library behind, which can then be unloaded.
 func Unbind() { C.nvmltable_unbind() }
 
-// Unload unloads the library that was loaded from that path, whoever loaded it and
+// Unload unloads the library that was loaded from that path, by whichever part of the process, and
 // how often: the binding keeps its own handle if nvmlShutdown fails, as it does when
 // the driver is gone. It reports whether the process no longer has the library; one
 // that was linked with "-z nodelete" stays until the process ends.
