@@ -74,7 +74,7 @@ POOL_VALUES      ?= examples/values/pool.yaml
 TOTAL_GPU_MEMORY ?=
 K8S_PLATFORM     ?= community
 
-SUITES := unit seeds model lab-unit kubelet e2e restarts installation uninstall planes demos
+SUITES := unit seeds model lab-unit kubelet e2e
 
 ##@ Start here
 
@@ -186,49 +186,27 @@ test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
 test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
 	@$(call testsum-lab,kubelet) go test -json -timeout 20m ./devicemanager/...
 
-# Most of their time is waiting, so two run side by side, the longest first. With three labs,
-# two slow processors never idle, and pods take longer than the tests wait.
+# One after the other: two labs side by side keep two processors so busy that each takes
+# twice as long, and that what kubelet and the tests wait for comes too late.
 .PHONY: test-e2e
-test-e2e: root e2e-programs ## Run the end-to-end tests: on labs of their own side by side, and beside them those with control planes of their own.
-	@$(MAKE) -k -j2 test-restarts test-lab test-installation test-uninstall test-planes test-demos
+test-e2e: root e2e-programs ## Run the end-to-end tests on the lab and on control planes of their own, but not those of "make test-long".
+	@export LONG='$(LONG)'; $(call testsum-lab,e2e) go test -json -tags e2e -count=1 -p 1 -timeout 60m -skip "$$LONG" ./e2e/...
 
-# What all of them run is built once, before.
+.PHONY: test-long
+test-long: root lab-down e2e-programs ## Run the end-to-end tests that take minutes each: pages typed out, updates under load, removal, the demo of faults.
+	@export LONG='$(LONG)'; $(call testsum-lab,long) go test -json -tags e2e -count=1 -p 1 -timeout 60m -run "$$LONG" ./e2e/...
+
+# Tests that take minutes each, and whose short forms other tests are.
+LONG = ^Test(Documents|RollingUpdate|DaemonCrash|ManyGenerations|Uninstall|Faults)$$|^TestRestarts$$/-(restarted|deleted|rolled)$$
+
+# What they run is built before, on all processors.
 .PHONY: e2e-programs
 e2e-programs: root $(BIN)/testsum
 	@cd lab && go run ./cmd/lab build && go test -c -tags e2e -o /dev/null ./e2e/...
 	@$(MAKE) build
 
-# Tests that restart programs and break devices, which run on a lab of their own.
-RESTARTS = ^Test(Restarts.*|RollingUpdate|EarlierRelease|DaemonCrash|ChangesWhileAPartIsAway|NodeLeavesAndReturns|CardBreaks.*|Driver.*|$\
-  SwappedDevice|ReplicasOfALostDevice|HealthThatFlips|OneVendorsDriverGoes|FinestUnit|ManyGenerations|Documents)$$
-
-.PHONY: test-lab
-test-lab: root $(BIN)/testsum ## Run the end-to-end tests of pods, devices and programs, on a lab.
-	@export SKIPPED='$(RESTARTS)'; $(call isolated,e2e) go test -json -tags e2e -count=1 -timeout 60m -skip "$$SKIPPED" ./e2e
-
-.PHONY: test-restarts
-test-restarts: root $(BIN)/testsum ## Run the end-to-end tests of restarts and of devices that fail, on a lab.
-	@$(call isolated,restarts) go test -json -tags e2e -count=1 -timeout 60m -run '$(RESTARTS)|^TestZ' ./e2e
-
-.PHONY: test-installation
-test-installation: root $(BIN)/testsum ## Run the end-to-end tests of installing and changing, on a lab.
-	@$(call isolated,installation) go test -json -tags e2e -count=1 -timeout 60m -skip '^TestUninstall' ./e2e/installation
-
-.PHONY: test-uninstall
-test-uninstall: root $(BIN)/testsum ## Run the end-to-end tests of removing Divvy, on a lab.
-	@$(call isolated,uninstall) go test -json -tags e2e -count=1 -timeout 60m -run '^TestUninstall' ./e2e/installation
-
-.PHONY: test-demos
-test-demos: root $(BIN)/testsum ## Run the demos of devices that fail and of three vendors as tests, on a lab.
-	@$(call isolated,demos) go test -json -tags e2e -count=1 -timeout 40m ./e2e/demos
-
-.PHONY: test-planes
-test-planes: root $(BIN)/testsum ## Run the end-to-end tests that have control planes of their own.
-	@$(call testsum-lab,planes) go test -json -tags e2e -count=1 -p 1 -timeout 60m ./e2e/daemons ./e2e/hostile ./e2e/node ./e2e/scheduling
-
 # testsum runs in lab/, where the tests of the lab's module are.
 testsum-lab = cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
-isolated    = cd lab && $(CURDIR)/hack/isolated.sh $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
 
 $(BIN)/testsum: $(wildcard hack/testsum/*.go)
 	@mkdir -p $(BIN)

@@ -30,7 +30,13 @@ func TestRestarts(t *testing.T) {
 		t.Run(strings.ReplaceAll(restart.Name, " ", "-"), func(t *testing.T) {
 			ctx := begin(t, guide)
 			shared := lab.Pods.New("shared", testenv.Container("a", 3), testenv.Container("b", 2))
-			shared.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 1), testenv.Container("init", 7, "true")}
+			shared.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 1)}
+			if !strings.HasPrefix(restart.Name, string(cluster.Kubelet)) {
+				// A kubelet that starts rejects a pod with a completed init container if no
+				// plugin has registered by then: TestKubeletRestartWithCompletedInitContainers
+				// is about the time that the daemon needs.
+				shared.Spec.InitContainers = append(shared.Spec.InitContainers, testenv.Container("init", 7, "true"))
+			}
 			start(t, one("first", 8), shared, one("third", 12))
 			on := cards(agree(t))
 			alive := lives(t)
@@ -54,10 +60,11 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		start(t, one("stays", 4), one("goes", 8))
 		must(t, lab.Cluster.Kill(ctx, cluster.Kubelet))
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "goes", metav1.DeleteOptions{}))
-		create(t, one("comes", 6))
+		comes := one("comes", 6)
+		create(t, comes)
 		must(t, lab.Cluster.Start(ctx, cluster.Kubelet))
 		must(t, lab.Pods.WaitGone(ctx, "goes"))
-		running(t, "comes")
+		runningAfterBoot(t, comes)
 		agree(t)
 	})
 	t.Run("extender", func(t *testing.T) {
@@ -113,6 +120,28 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		start(t, one("comes", 8))
 		wantCards(t, map[string]int{"stays": 0, "comes": 0})
 	})
+}
+
+// runningAfterBoot waits until a pod runs that kubelet first sees when it starts. Kubelet
+// rejects it if no plugin has registered by then; as its controller would, this creates
+// another one.
+func runningAfterBoot(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	must(t, poll.Until(t.Context(), podTimeout, "pod "+pod.Name+" to run", func(ctx context.Context) error {
+		now, err := lab.Pods.API.Get(ctx, pod.Name, metav1.GetOptions{})
+		if err != nil || now.Status.Phase == corev1.PodRunning {
+			return err
+		}
+		if strings.Contains(now.Status.Message, "no healthy devices present") {
+			if err := lab.Pods.Delete(ctx, pod.Name); err != nil {
+				return err
+			}
+			if _, err := lab.Pods.Create(ctx, pod); err != nil {
+				return err
+			}
+		}
+		return errors.New(testenv.Describe(now))
+	}))
 }
 
 // emptiedBut waits until inspect shows so many units in use: while the daemon is

@@ -5,6 +5,7 @@ package installation
 import (
 	"errors"
 	"flag"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,26 +27,31 @@ const ifBindIsFirst = "divvy-system/divvy-scheduler by ClusterRole divvy-extende
 // for was rejected. Go runs the tests of a package in the order of its files; these
 // are the last.
 func TestZRightsAreUsed(t *testing.T) {
-	skip := flag.Lookup("test.skip").Value.String()
-	complete := flag.Lookup("test.run").Value.String() == "" && (skip == "" || skip == uninstalling)
+	complete, _ := allRan()
 	rightsAreUsed(t, complete, []string{"divvy-system/divvy-schedconf", "divvy-system/divvy-scheduler"},
 		[]string{"--set", "extender.leaderElection=true"},
 		[]string{"--set", "scheduler.mode=dedicated"})
 }
 
-// uninstalling are the tests that "make test" runs on another lab, as a pattern.
-const uninstalling = "^TestUninstall"
-
 // TestUninstallRightsAreUsed: what the account may do that removes Divvy, it did in
 // the tests of that.
 func TestUninstallRightsAreUsed(t *testing.T) {
-	run := flag.Lookup("test.run").Value.String()
-	complete := (run == "" || run == uninstalling) && flag.Lookup("test.skip").Value.String() == ""
+	complete, long := allRan()
 	values := func(name string) string { return filepath.Join(lab.CLI.Repository, "lab", "values", name) }
-	rightsAreUsed(t, complete, []string{"divvy-system/divvy-uninstall"},
-		[]string{"--set", "uninstall.removeLogs=true"},
-		[]string{"--set", "uninstall.nodeStatus=true", "--values", values(demos.MixedValues), "--values", values(demos.PoolValues)},
-		[]string{"--set", "scheduler.mode=dedicated"})
+	rendered := [][]string{{"--set", "uninstall.removeLogs=true"}, {"--set", "scheduler.mode=dedicated"}}
+	if long {
+		rendered = append(rendered,
+			[]string{"--set", "uninstall.nodeStatus=true", "--values", values(demos.MixedValues), "--values", values(demos.PoolValues)})
+	}
+	rightsAreUsed(t, complete, []string{"divvy-system/divvy-uninstall"}, rendered...)
+}
+
+// allRan reports whether all tests of this package run, and whether those of "make
+// test-long" are among them, which alone remove a pool and entries of the node's status.
+func allRan() (complete, long bool) {
+	skip := flag.Lookup("test.skip").Value.String()
+	complete = flag.Lookup("test.run").Value.String() == "" && (skip == "" || skip == os.Getenv("LONG"))
+	return complete, complete && skip == ""
 }
 
 // rightsAreUsed reports the rights of these accounts that were not used, if all tests
