@@ -6,8 +6,8 @@
 // A vendor implements Backend, Notifier if its library can tell of changes by
 // itself, Labeler if it has names of its own for a node's labels, Specifier if
 // device nodes alone are not all that CDI should give a container, and Meter if its
-// library knows which processes use a device. The vendors stand in one list, in package vendors below this one. Package
-// backendtest has the suite that every vendor passes.
+// library knows which processes use a device. The vendors stand in one list, in package
+// vendors below this one. Package backendtest has the suite that every vendor passes.
 //
 // Health has no call of its own: Discover returns devices with their health,
 // and Watch calls it again and again. So loss, recovery, a driver that is
