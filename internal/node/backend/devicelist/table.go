@@ -141,7 +141,7 @@ func (r *Table) Listed(id accel.DeviceID) (accel.Device, error) {
 }
 
 // Confirm returns an error unless the device that the library has at the index of d now
-// is d: it numbers devices anew when one is gone.
+// is d. When a device is gone, the library may give its index to another.
 func (r *Table) Confirm(d accel.Device, now accel.DeviceID) error {
 	if now == d.ID {
 		return nil

@@ -61,8 +61,8 @@ type process struct {
 	Device, System uint64
 }
 
-// processList is what EfmlGetProcessInfo fills. It is not told how much room there is, so
-// that there is more than it should need.
+// processList is what EfmlGetProcessInfo fills. Its count is output only, so the list
+// is longer than the library should need.
 type processList struct {
 	Count   uint32
 	Entries [4 * maxProcesses]process

@@ -45,9 +45,10 @@ func TestMeasureFails(t *testing.T) {
 		want        string
 	}{
 		"an older library": {without: "EfmlGetProcessInfo", unsupported: true, want: "lacks EfmlGetProcessInfo"},
-		"not supported":    {fail: vendorsim.Failures{"EfmlGetProcessInfo": 3}, unsupported: true, want: "EfmlGetProcessInfo(0): not supported (3)"},
-		"no processes":     {fail: vendorsim.Failures{"EfmlGetProcessInfo": 254}, want: "EfmlGetProcessInfo(0): failure (254)"},
-		"no memory":        {fail: vendorsim.Failures{"EfmlGetDevMem": 254}, want: "EfmlGetDevMem(0): failure (254)"},
+		"not supported": {fail: vendorsim.Failures{"EfmlGetProcessInfo": 3}, unsupported: true,
+			want: "EfmlGetProcessInfo(0): not supported (3)"},
+		"no processes": {fail: vendorsim.Failures{"EfmlGetProcessInfo": 254}, want: "EfmlGetProcessInfo(0): failure (254)"},
+		"no memory":    {fail: vendorsim.Failures{"EfmlGetDevMem": 254}, want: "EfmlGetDevMem(0): failure (254)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file, err := vendorsim.Build(t.Context(), vendorsim.Enflame, t.TempDir(), vendorsim.Without(tt.without))

@@ -62,7 +62,8 @@ func TestMeasureFails(t *testing.T) {
 		"the vendor's function fails": {vendorsim.Failures{allProcesses: 999}, false, allProcesses + "(0): unknown error (999)"},
 		"a list that never fits": {vendorsim.Failures{allProcesses: 7}, false,
 			allProcesses + "(0) says more than 65536 processes, which cannot be"},
-		"no memory":                     {vendorsim.Failures{"nvmlDeviceGetMemoryInfo": 999}, false, "nvmlDeviceGetMemoryInfo(0): unknown error (999)"},
+		"no memory": {vendorsim.Failures{"nvmlDeviceGetMemoryInfo": 999}, false,
+			"nvmlDeviceGetMemoryInfo(0): unknown error (999)"},
 		"the other function for memory": {vendorsim.Failures{"nvmlDeviceGetMemoryInfo": 3}, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,11 +7,13 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
 
-// Measure calls measure with the library, in which handles of devices must not be used
-// after that session. It does not wait for a discovery, so that a device that hangs there
-// delays no other. Its errors about the library as a whole are those of Discover: paused,
-// closed or not initialised, which it does not change; those about the device are
-// measure's own.
+// Measure calls measure with the library and the number of its session. It does not wait
+// for a discovery that runs, so that a device that hangs there delays no measurement of
+// another, and it does not initialise the library.
+//
+// Errors about the library as a whole are those of Discover: backend.ErrClosed, ctx's, and
+// a *backend.UnavailableError, with a *backend.PausedError during a pause. Other errors are
+// those of measure.
 func Measure[L Library, T any](ctx context.Context, s *Loader[L], measure func(lib L, session uint64) (T, error)) (T, error) {
 	var none T
 	session := s.Session()
@@ -37,7 +39,7 @@ func Measure[L Library, T any](ctx context.Context, s *Loader[L], measure func(l
 func (s *Loader[L]) usable(ctx context.Context) (lib L, err error) {
 	var none L
 	if why, _ := s.steps.Pause.Now(); why.Unhealthy {
-		// Discover's word, and like it this releases the library.
+		// As in Discover, so that both return the same error, and release the library.
 		if err := s.alone(ctx, func() error { return nil }); err != nil {
 			return none, err
 		}

@@ -75,7 +75,8 @@ func TestMeasureLists(t *testing.T) {
 		"no sample":         {fail: vendorsim.Failures{utilization: 6}, want: []string{"370 used", "10 - 0", "20 20 0", "30 300 0"}},
 		"no lists at all": {fail: vendorsim.Failures{computeList: 3, graphicsList: 3, mpsList: 3}, unsupported: true,
 			err: mpsList + "(0): not supported (3)"},
-		"no memory of its own":     {fail: vendorsim.Failures{"nvmlDeviceGetMemoryInfo": 3}, unsupported: true, err: "nvmlDeviceGetMemoryInfo(0)"},
+		"no memory of its own": {fail: vendorsim.Failures{"nvmlDeviceGetMemoryInfo": 3}, unsupported: true,
+			err: "nvmlDeviceGetMemoryInfo(0)"},
 		"a list fails":             {fail: vendorsim.Failures{graphicsList: 999}, err: graphicsList + "(0): unknown error (999)"},
 		"a list that always grows": {fail: vendorsim.Failures{utilization: 7}, want: []string{"370 used", "10 - -", "20 20 -", "30 300 -"}},
 	} {
@@ -234,7 +235,7 @@ func TestMeasureWithoutTheFunctions(t *testing.T) {
 	}
 }
 
-// While the driver is paused, its library is not in the process, whoever asks first.
+// While the driver is paused, its library is not in the process, even if Measure is called before Discover.
 func TestMeasureWhilePaused(t *testing.T) {
 	if !inOwnProcess(t) {
 		return
