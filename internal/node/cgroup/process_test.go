@@ -30,7 +30,7 @@ func TestReadProcess(t *testing.T) {
 		"exited and not waited for":   {stat(7, "python3", "Z", 5), Process{Start: 5, Exiting: true}, ""},
 		"exiting":                     {stat(7, "python3", "X", 5), Process{Start: 5, Exiting: true}, ""},
 		"a start that is no number":   {strings.Replace(stat(7, "a", "S", 5), " 5 ", " five ", 1), Process{}, "start time"},
-		"a text that ends beforehand": {"7 (a) S 1 2 3\n", Process{}, "only 4 fields"},
+		"a text that ends beforehand": {"7 (a) S 1 2 3\n", Process{}, "only 6 fields"},
 		"a text without a name":       {"7 S 1 2 3\n", Process{}, "no program name"},
 		"an empty text":               {"", Process{}, "no program name"},
 	} {
