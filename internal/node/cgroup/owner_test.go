@@ -71,10 +71,13 @@ func TestParse(t *testing.T) {
 		"version 1, containerd, systemd": {"12:pids:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + slice +
 			".slice/cri-containerd-" + mainID + ".scope\n1:name=systemd:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" +
 			slice + ".slice/cri-containerd-" + mainID + ".scope\n0::/\n", main, false},
-		"version 1, containerd, cgroupfs, only memory": {"9:cpuset:/\n8:memory:/kubepods/pod" + uid + "/" + mainID + "\n0::/\n", main, false},
-		"version 1, CRI-O, only cpu":                   {"4:cpu,cpuacct:/kubepods/burstable/pod" + uid + "/crio-" + mainID + "\n", main, false},
-		"version 1, cri-dockerd, only systemd":         {"1:name=systemd:/kubepods/besteffort/pod" + uid + "/" + mainID + "\n", main, false},
-		"version 1, another controller":                {"5:freezer:/kubepods/pod" + uid + "/" + mainID + "\n4:memory:/\n", nil, false},
+		"version 1, containerd, cgroupfs, only memory": {"9:cpuset:/\n8:memory:/kubepods/pod" + uid + "/" + mainID + "\n0::/\n",
+			main, false},
+		"version 1, CRI-O, only cpu": {"4:cpu,cpuacct:/kubepods/burstable/pod" + uid + "/crio-" + mainID + "\n",
+			main, false},
+		"version 1, cri-dockerd, only systemd": {"1:name=systemd:/kubepods/besteffort/pod" + uid + "/" + mainID + "\n",
+			main, false},
+		"version 1, another controller": {"5:freezer:/kubepods/pod" + uid + "/" + mainID + "\n4:memory:/\n", nil, false},
 		"hybrid, version 2 knows the service": {"0::/system.slice/containerd.service\n2:pids:/kubepods/pod" + uid + "/" +
 			mainID + "\n", main, false},
 

@@ -91,9 +91,9 @@ func (t *tally) pod(uid string, pods Pods) *row {
 	if i := slices.IndexFunc(t.rows, func(r *row) bool { return r.podUID == uid }); i >= 0 {
 		return t.rows[i]
 	}
-	name, known := pods.ByUID[uid]
+	name := pods.ByUID[uid] // no row has the zero value's name
 	i := slices.IndexFunc(t.rows, func(r *row) bool { return r.usage.Namespace == name.Namespace && r.usage.Pod == name.Name })
-	if i < 0 || !known {
+	if i < 0 {
 		return nil
 	}
 	return t.rows[i]

@@ -24,6 +24,7 @@ const (
 	gib = 1 << 30
 
 	trainUID  = "6c0f7a11-9a2b-4c3d-8e4f-5061728394a5"
+	outerUID  = "0a1b2c3d-0000-4000-8000-00000000000f" // of no pod of the node
 	otherUID  = "0a1b2c3d-0000-4000-8000-000000000002"
 	staticUID = "0a1b2c3d-0000-4000-8000-000000000003"
 	hash      = "5f3b6d2c1a0e4f7d8c9b0a1f2e3d4c5b" // of the static pod
@@ -140,7 +141,9 @@ var pods = Pods{
 
 // holds returns what a container of "train" holds of device "a", in GiB; 0 for all of it.
 func holds(container string, amount uint64) Container {
-	return Container{Namespace: "team", Pod: "train", PodUID: trainUID, Name: container, Resource: resource, Device: "a", Bytes: amount * gib}
+	return Container{
+		Namespace: "team", Pod: "train", PodUID: trainUID, Name: container, Resource: resource, Device: "a", Bytes: amount * gib,
+	}
 }
 
 // usage returns the usage of a container of "train", in GiB; -1 for nil.
@@ -205,13 +208,18 @@ func TestPassAttribution(t *testing.T) {
 			containers: []Container{holds("main", 4)},
 			want:       wire.DeviceUsage{Containers: []wire.ContainerUsage{usage("", -1, 3, 1), usage("main", 4, 0, 0)}},
 		},
+		"a container that is another pod's by the statuses": {
+			groups: map[int]string{12: group(trainUID, 3)}, used: 3, processes: []backend.Process{uses(12, 3)},
+			containers: []Container{holds("main", 4)},
+			want:       wire.DeviceUsage{Containers: []wire.ContainerUsage{usage("", -1, 3, 1), usage("main", 4, 0, 0)}},
+		},
 		"a process of the pod that is in no container": {
 			groups: map[int]string{12: "0::/kubepods/pod" + trainUID + "/crio-conmon-" + id(1) + "\n"},
 			used:   3, processes: []backend.Process{uses(12, 3)}, containers: []Container{holds("main", 4)},
 			want: wire.DeviceUsage{Containers: []wire.ContainerUsage{usage("", -1, 3, 1), usage("main", 4, 0, 0)}},
 		},
 		"pods that hold nothing of it": {
-			groups: map[int]string{10: group(otherUID, 3), 11: group("0a1b2c3d-0000-4000-8000-00000000000f", 9)},
+			groups: map[int]string{10: group(otherUID, 3), 11: group(outerUID, 9)},
 			used:   5, processes: []backend.Process{uses(10, 2), uses(11, 1)}, containers: []Container{holds("main", 4)},
 			want: wire.DeviceUsage{Containers: []wire.ContainerUsage{usage("main", 4, 0, 0)}, ForeignBytes: 3, UnknownBytes: 2},
 		},
@@ -239,9 +247,12 @@ func TestPassAttribution(t *testing.T) {
 		},
 		"utilization": {
 			groups: map[int]string{10: group(trainUID, 1), 11: group(trainUID, 1), 12: group(trainUID, 1), 13: group(trainUID, 2)},
-			used:   4, processes: []backend.Process{withUtilization(uses(10, 1), 0.25), withUtilization(uses(11, 1), 0.5), uses(12, 1), uses(13, 1)},
+			used:   4,
+			processes: []backend.Process{withUtilization(uses(10, 1), 0.25), withUtilization(uses(11, 1), 0.5), uses(12, 1),
+				uses(13, 1)},
 			containers: []Container{holds("main", 4), holds("sidecar", 4)},
-			want:       wire.DeviceUsage{Containers: []wire.ContainerUsage{utilized(usage("main", 4, 3, 3), 0.75), usage("sidecar", 4, 1, 1)}},
+			want: wire.DeviceUsage{Containers: []wire.ContainerUsage{utilized(usage("main", 4, 3, 3), 0.75),
+				usage("sidecar", 4, 1, 1)}},
 		},
 		"utilization above all of it": {
 			groups: map[int]string{10: group(trainUID, 1), 11: group(trainUID, 1)},
@@ -285,7 +296,7 @@ func TestPassAttribution(t *testing.T) {
 			want:       wire.DeviceUsage{Containers: []wire.ContainerUsage{usage("main", -1, 2, 1)}},
 		},
 		"a node in a pod of another cluster": {
-			groups: map[int]string{10: strings.TrimSpace(group("0a1b2c3d-0000-4000-8000-00000000000f", 9)) + "/kubepods/pod" + trainUID + "/" + id(1)},
+			groups: map[int]string{10: strings.TrimSpace(group(outerUID, 9)) + "/kubepods/pod" + trainUID + "/" + id(1)},
 			used:   2, processes: []backend.Process{uses(10, 2)}, containers: []Container{holds("main", 4)},
 			want: wire.DeviceUsage{Containers: []wire.ContainerUsage{usage("main", 4, 2, 1)}},
 		},
@@ -454,7 +465,7 @@ func TestPrivateCgroupNamespace(t *testing.T) {
 
 func TestPassProblems(t *testing.T) {
 	tr := newTree(t)
-	devices := []Device{{Vendor: "w", ID: "c", Index: 0}, {Vendor: "v", ID: "b", Index: 1}, {Vendor: "v", ID: "a", Index: 0}, {Vendor: "x", ID: "d"}}
+	devices := []Device{{Vendor: "w", ID: "c"}, {Vendor: "v", ID: "b", Index: 1}, {Vendor: "v", ID: "a"}, {Vendor: "x", ID: "d"}}
 	backends := map[string]backend.Meter{
 		"v": fake{"a": func(context.Context) (backend.Measured, error) { return backend.Measured{}, errors.New("GPU is lost") },
 			"b": measured(gib)},
@@ -496,14 +507,16 @@ func TestPassProblems(t *testing.T) {
 func TestPartitions(t *testing.T) {
 	tr := newTree(t)
 	tr.process(10, "S", 5, group(trainUID, 1))
+	partition := accel.PartitionIndex(0, 0)
 	inside := measured(2*gib, uses(10, 2))
 	backends := map[string]backend.Meter{"v": fake{"gpu": inside, "a": inside, "whole": measured(0)}}
 	got := NewMeter(tr.proc, tr.cgroups).Pass(t.Context(), backends, []Device{
-		{Vendor: "v", ID: "gpu"}, {Vendor: "v", ID: "a", Index: accel.PartitionIndex(0, 0), Parent: "gpu"}, {Vendor: "v", ID: "whole", Index: 1},
+		{Vendor: "v", ID: "gpu"}, {Vendor: "v", ID: "a", Index: partition, Parent: "gpu"}, {Vendor: "v", ID: "whole", Index: 1},
 	}, []Container{holds("main", 4)}, pods)
 	want := []wire.DeviceUsage{
 		{Vendor: "v", Device: "whole", Index: 1},
-		{Vendor: "v", Device: "a", Index: accel.PartitionIndex(0, 0), UsedBytes: 2 * gib, Containers: []wire.ContainerUsage{usage("main", 4, 2, 1)}},
+		{Vendor: "v", Device: "a", Index: partition, UsedBytes: 2 * gib,
+			Containers: []wire.ContainerUsage{usage("main", 4, 2, 1)}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
