@@ -44,7 +44,7 @@ type ContainerUsage struct {
 	Container string         `json:"container,omitempty"`
 	Resource  accel.Resource `json:"resource"`
 	// AllocatedBytes is what the container holds; nil if it has the device whole or by
-	// time slices, which bounds no memory.
+	// time slices, which bounds no memory, and without Container.
 	AllocatedBytes *uint64 `json:"allocatedBytes,omitempty"`
 	// UsedBytes is what its processes use; nil if the vendor's library does not know that
 	// of one of them.
