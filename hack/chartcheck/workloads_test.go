@@ -231,7 +231,8 @@ func TestHostPIDIsForMeasuredUse(t *testing.T) {
 		"on":                    {[]string{"--set", "node.usage.enabled=true"}, true},
 		"on for some nodes":     {[]string{"--set", "node.configs.a.usage.enabled=true"}, true},
 		"off for some nodes":    {[]string{"--set", "node.configs.a.usage.enabled=false"}, false},
-		"on in a file of a node": {[]string{"--set-json", `node.configs={"a":"apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nusage: {enabled: true}\n"}`},
+		"on in a file of a node": {[]string{"--set-json",
+			`node.configs={"a":"apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nusage: {enabled: true}\n"}`},
 			true},
 	} {
 		for _, w := range workloads(objects(t, rendered(t, tt.set...))) {

@@ -505,9 +505,10 @@ func TestFlagsBesideUsage(t *testing.T) {
 		args []string
 		want string
 	}{
-		"a format":           {[]string{"--usage", "-o", "wide"}, `output format "wide": with --usage it must be one of table, json`},
-		"no namespace":       {[]string{"--usage", "-n", ""}, "--namespace must not be empty"},
-		"the extender's":     {[]string{"--usage", "--port", "1", "--resource", "a.com/b"}, "--port has no effect with --usage; leave it out\n--resource"},
+		"a format":     {[]string{"--usage", "-o", "wide"}, `output format "wide": with --usage it must be one of table, json`},
+		"no namespace": {[]string{"--usage", "-n", ""}, "--namespace must not be empty"},
+		"the extender's": {[]string{"--usage", "--port", "1", "--resource", "a.com/b"},
+			"--port has no effect with --usage; leave it out\n--resource"},
 		"nodes without it":   {[]string{"node-a", "node-b"}, "accepts at most 1 arg(s), received 2"},
 		"nodes are accepted": {[]string{"--usage", "node-a", "node-b", "--kubeconfig", "/nowhere"}, "/nowhere"},
 	}

@@ -13,7 +13,9 @@ import (
 )
 
 func TestUsage(t *testing.T) {
-	report := wire.UsageReport{Node: "n", Devices: []wire.DeviceUsage{{Vendor: "nvidia", Device: "GPU-1", MemoryBytes: 2 << 30, UsedBytes: 1 << 30}}}
+	report := wire.UsageReport{Node: "n", Devices: []wire.DeviceUsage{
+		{Vendor: "nvidia", Device: "GPU-1", MemoryBytes: 2 << 30, UsedBytes: 1 << 30},
+	}}
 	tests := map[string]struct {
 		age  time.Duration // of the report, 0 for none
 		args []string

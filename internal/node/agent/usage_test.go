@@ -103,7 +103,8 @@ const gb = uint64(1 << 30)
 func running(p *corev1.Pod, ids ...string) {
 	p.Status.Phase = corev1.PodRunning
 	for i, c := range p.Spec.Containers {
-		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: c.Name, ContainerID: "containerd://" + ids[i]})
+		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses,
+			corev1.ContainerStatus{Name: c.Name, ContainerID: "containerd://" + ids[i]})
 	}
 }
 
