@@ -290,6 +290,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"metrics.serviceMonitor.": {"--set", "metrics.serviceMonitor.enabled=true"},
 		"metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
 		"metrics.dashboard.":      {"--set", "metrics.dashboard.enabled=true"},
+		"node.usage.":             {"--set", "node.usage.enabled=true"},
 		"networkPolicy.":          {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
 		"extender.leaderElection": {"--set", "extender.replicas=1"}}
 	plain := map[string]string{}
