@@ -49,11 +49,9 @@ type ContainerName struct{ Namespace, Pod, Name string }
 
 // Device is a device to measure.
 type Device struct {
-	Vendor string
-	ID     accel.DeviceID
-	Index  int
-	// Parent is the device that this one is a partition of, "" for a whole device.
-	Parent      accel.DeviceID
+	Vendor      string
+	ID          accel.DeviceID
+	Index       int
 	MemoryBytes uint64
 }
 
@@ -78,8 +76,8 @@ func NewMeter(procRoot, cgroupRoot string) *Meter {
 // the same time, those of one vendor one after the other: a call of its library that
 // hangs delays these by the time that the backend allows it. Pass ends soon after ctx.
 //
-// A device without numbers has a Problem. A device of which devices has partitions is
-// left out: its library lists the processes of all its partitions, so they would count
+// A device without numbers has a Problem. devices must not have both a device and its
+// partitions: its library lists the processes of all its partitions, so they would count
 // twice, and as foreign to it.
 //
 // Each container has one row per device: if it holds the device by several resources,
@@ -90,7 +88,7 @@ func NewMeter(procRoot, cgroupRoot string) *Meter {
 // no row, and all that a container uses if that of one of its processes is not known.
 func (m *Meter) Pass(ctx context.Context, backends map[string]backend.Meter, devices []Device, containers []Container, pods Pods,
 ) []wire.DeviceUsage {
-	devices = withoutParents(devices)
+	devices = slices.Clone(devices)
 	slices.SortFunc(devices, func(a, b Device) int {
 		return cmp.Or(cmp.Compare(a.Vendor, b.Vendor), cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID, b.ID))
 	})
@@ -125,17 +123,6 @@ func (m *Meter) Pass(ctx context.Context, backends map[string]backend.Meter, dev
 	m.known = f.found
 	m.mu.Unlock()
 	return out
-}
-
-// withoutParents returns the devices that none of them is a partition of.
-func withoutParents(devices []Device) []Device {
-	parents := map[accel.DeviceID]bool{}
-	for _, d := range devices {
-		if d.Parent != "" {
-			parents[d.Parent] = true
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return parents[d.ID] })
 }
 
 // pass is one pass. Only its finder changes.

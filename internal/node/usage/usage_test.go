@@ -502,27 +502,6 @@ func TestPassProblems(t *testing.T) {
 	}
 }
 
-// TestPartitions: a GPU lists the processes of its MIG devices too, which count for
-// these alone.
-func TestPartitions(t *testing.T) {
-	tr := newTree(t)
-	tr.process(10, "S", 5, group(trainUID, 1))
-	partition := accel.PartitionIndex(0, 0)
-	inside := measured(2*gib, uses(10, 2))
-	backends := map[string]backend.Meter{"v": fake{"gpu": inside, "a": inside, "whole": measured(0)}}
-	got := NewMeter(tr.proc, tr.cgroups).Pass(t.Context(), backends, []Device{
-		{Vendor: "v", ID: "gpu"}, {Vendor: "v", ID: "a", Index: partition, Parent: "gpu"}, {Vendor: "v", ID: "whole", Index: 1},
-	}, []Container{holds("main", 4)}, pods)
-	want := []wire.DeviceUsage{
-		{Vendor: "v", Device: "whole", Index: 1},
-		{Vendor: "v", Device: "a", Index: partition, UsedBytes: 2 * gib,
-			Containers: []wire.ContainerUsage{usage("main", 4, 2, 1)}},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
 // TestVendorsAtTheSameTime: a device of one vendor that hangs delays no other vendor's.
 func TestVendorsAtTheSameTime(t *testing.T) {
 	tr := newTree(t)

@@ -172,6 +172,11 @@ var rules = []rule{
 		why: "what an installation leaves is found by what is written on objects, not by the code that wrote it",
 	},
 	{
+		packages: []string{"internal/report/grid", "internal/report/usagereport"},
+		only:     []string{"std", "internal/core/accel", "internal/core/wire", "internal/report/grid"},
+		why:      "the node's daemon prints its report as kubectl-divvy does, and links no client or ledger for that",
+	},
+	{
 		packages:      []string{"internal/report/simulate"},
 		only:          []string{"std", "internal/core/...", "golang.org/x/sync/errgroup"},
 		never:         []string{"net", "os/exec"},
