@@ -153,48 +153,47 @@ build: ## Build the programs into bin/.
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/divvy-control ./cmd/kubectl-divvy
 
 .PHONY: lint
-lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint, actionlint and helm lint.
+lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go mod tidy -diff, golangci-lint (with go vet), actionlint and helm lint.
 	$(ACTIONLINT) -shellcheck= -pyflakes=
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
 	  [ -z "$$unformatted" ] || { printf 'not formatted by gofmt:\n%s\n' "$$unformatted" >&2; exit 1; }
 	@for module in . lab lab/components tools tools/actionlint; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
-	go vet ./...
-	cd lab && go vet -tags e2e ./...
 	$(GOLANGCI_LINT) run ./...
 	cd lab && $(GOLANGCI_LINT) run --build-tags e2e ./...
 
 # -timeout ends a package whose tests hang. It is twice what the slowest package needs
-# on a busy machine, and the report of "make test" names one that comes near it.
+# on a busy machine, and the report of "make test" names one that comes near it. "make
+# lint" runs go vet, so tests need not.
 .PHONY: test-unit
 test-unit: ## Run unit tests and fuzz seeds under the race detector (no root needed).
 	@CGO_ENABLED=1 go run ./hack/testsum run -out $(DIST)/tests -suite unit -seeds seeds \
-	  go test -json -race -timeout 30m ./...
+	  go test -json -race -vet=off -timeout 30m ./...
 
 # Under the race detector, which has nothing to find in one goroutine, it makes a tenth
 # of the steps.
 .PHONY: test-model
 test-model: ## Compare a million random operations on the ledger with a recount (no root needed).
-	@go run ./hack/testsum run -out $(DIST)/tests -suite model go test -json -run '^TestModel$$' ./internal/core/ledger
+	@go run ./hack/testsum run -out $(DIST)/tests -suite model go test -json -vet=off -run '^TestModel$$' ./internal/core/ledger
 
 # Not from the go command's cache, which does not notice changes outside of lab/: of
 # the chart, the documents and the Dockerfile.
 .PHONY: test-lab-unit
 test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
-	@$(call testsum-lab,lab-unit) go test -json -count=1 -timeout 30m ./cmd/... ./internal/... ./podfuzz/...
+	@$(call testsum-lab,lab-unit) go test -json -vet=off -count=1 -timeout 30m ./cmd/... ./internal/... ./podfuzz/...
 
 .PHONY: test-kubelet
 test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
-	@$(call testsum-lab,kubelet) go test -json -timeout 20m ./devicemanager/...
+	@$(call testsum-lab,kubelet) go test -json -vet=off -timeout 20m ./devicemanager/...
 
 # One after the other: two labs side by side keep two processors so busy that each takes
 # twice as long, and that what kubelet and the tests wait for comes too late.
 .PHONY: test-e2e
 test-e2e: root e2e-programs ## Run the end-to-end tests on the lab and on control planes of their own, but not those of "make test-long".
-	@export LONG='$(LONG)'; $(call testsum-lab,e2e) go test -json -tags e2e -count=1 -p 1 -timeout 60m -skip "$$LONG" ./e2e/...
+	@export LONG='$(LONG)'; $(call testsum-lab,e2e) go test -json -vet=off -tags e2e -count=1 -p 1 -timeout 60m -skip "$$LONG" ./e2e/...
 
 .PHONY: test-long
 test-long: root lab-down e2e-programs ## Run the end-to-end tests that take minutes each: pages typed out, updates under load, removal, the demo of faults.
-	@export LONG='$(LONG)'; $(call testsum-lab,long) go test -json -tags e2e -count=1 -p 1 -timeout 60m -run "$$LONG" ./e2e/...
+	@export LONG='$(LONG)'; $(call testsum-lab,long) go test -json -vet=off -tags e2e -count=1 -p 1 -timeout 60m -run "$$LONG" ./e2e/...
 
 # Tests that take minutes each, and whose short forms other tests are.
 LONG = ^Test(Documents|RollingUpdate|DaemonCrash|ManyGenerations|Uninstall|Faults)$$|^TestRestarts$$/-(restarted|deleted|rolled)$$

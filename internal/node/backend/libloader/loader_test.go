@@ -240,6 +240,21 @@ func TestAwaitEvent(t *testing.T) {
 	if !errors.Is(err, failed) || !strings.HasPrefix(err.Error(), "acme: ") {
 		t.Errorf("error is %v, want that of the call", err)
 	}
+	// Call fails so if the library was released in that moment.
+	times = 0
+	err = w.AwaitEvent(t.Context(), func(*library, time.Duration) (bool, error) {
+		times++
+		return true, map[bool]error{true: backend.ErrClosed}[times == 1]
+	})
+	if err != nil || times != 2 {
+		t.Errorf("error %v after %d calls; want the second one's event", err, times)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.AwaitEvent(t.Context(), nobody); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("after Close the error is %v, want %v", err, backend.ErrClosed)
+	}
 }
 
 func TestHasCode(t *testing.T) {
