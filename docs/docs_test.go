@@ -104,6 +104,7 @@ func TestEveryConfigurationKeyIsDocumented(t *testing.T) {
 	for prefix, typ := range map[string]reflect.Type{
 		"":             reflect.TypeFor[v1alpha1.NodeConfig](),
 		"resources[].": reflect.TypeFor[v1alpha1.Resource](),
+		"usage.":       reflect.TypeFor[v1alpha1.Usage](),
 	} {
 		for field := range typ.Fields() {
 			key := prefix + field.Tag.Get("yaml")

@@ -202,6 +202,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"node.configs":                          `{"a":{"logLevel":"debug"}}`,
 		"node.libraries":                        `{"enflame":"/x"}`,
 		"node.healthInterval":                   `"9s"`,
+		"node.usage.interval":                   `"9s"`,
+		"node.usage.metrics":                    `"container"`,
 		"node.logLevel":                         `"debug"`,
 		"node.hostMountPropagation":             `"HostToContainer"`,
 		"node.extraEnv":                         `[{"name":"A","value":"b"}]`,
@@ -288,6 +290,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"metrics.serviceMonitor.": {"--set", "metrics.serviceMonitor.enabled=true"},
 		"metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
 		"metrics.dashboard.":      {"--set", "metrics.dashboard.enabled=true"},
+		"node.usage.":             {"--set", "node.usage.enabled=true"},
 		"networkPolicy.":          {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
 		"extender.leaderElection": {"--set", "extender.replicas=1"}}
 	plain := map[string]string{}
@@ -717,8 +720,8 @@ func TestDurationsAreThoseOfTheDaemon(t *testing.T) {
 	}
 	durations := []string{"", "0", "s", "5", "-1s"}
 	for _, unit := range []string{"ns", "us", "ms", "s", "m", "h"} {
-		for _, n := range []string{"0", "0.05", "0.5", "1", "1.5", "9", "23", "24", "25", "59", "60", "61", "99", "100", "1439", "1440",
-			"1441", "3599", "3600", "3601", "86399", "86400", "86401", "3600001", "86400001"} {
+		for _, n := range []string{"0", "0.05", "0.5", "1", "1.5", "9", "23", "24", "25", "59", "60", "61", "99", "100", "600", "601", "1439",
+			"1440", "1441", "3599", "3600", "3601", "86399", "86400", "86401", "3600001", "86400001"} {
 			durations = append(durations, n+unit, "1h"+n+unit, "23h"+n+unit, "24h"+n+unit, "59m"+n+unit, "60m"+n+unit, "1440m"+n+unit)
 		}
 	}
@@ -729,6 +732,10 @@ func TestDurationsAreThoseOfTheDaemon(t *testing.T) {
 		"healthInterval": {
 			func(c *v1alpha1.NodeConfig, d v1alpha1.Duration) { c.HealthInterval = d },
 			[]string{"100ms", "0.5s", "1.5s", "5s", "3600s", "1m", "59m59s", "60m", "1h"},
+		},
+		"usageInterval": {
+			func(c *v1alpha1.NodeConfig, d v1alpha1.Duration) { c.Usage.Interval = d },
+			[]string{"5s", "5.5s", "15s", "60s", "99.5s", "599s", "600s", "1m", "9m59s", "10m", "10m0s"},
 		},
 		"recoverAfter": {
 			func(c *v1alpha1.NodeConfig, d v1alpha1.Duration) {

@@ -92,6 +92,14 @@ var good = []struct {
 		want: []string{"--node-label=nvidia.com/gpu.deploy.client=true", `nvidia.com/gpu.deploy.client: "true"`, "gpuOperator: true"},
 	},
 	{
+		name: "measured use", set: []string{"--set", "node.usage.enabled=true,node.usage.metrics=container"},
+		want: []string{"hostPID: true", "mountPath: /run/divvy", "enabled: true", "metrics: container", "interval: 15s"},
+	},
+	{
+		name: "measured use of some nodes", set: []string{"--set", "node.configs.a.usage.enabled=true"},
+		want: []string{"hostPID: true", "mountPath: /run/divvy"},
+	},
+	{
 		name: "any label of two vendors",
 		set: []string{"--set",
 			"sharedResources[0].name=enflame.com/gcu-memory,sharedResources[0].vendor=enflame,sharedResources[1].name=nvidia.com/" +
@@ -234,6 +242,9 @@ var bad = []struct {
 	{"a rare look", []string{"--set", "node.healthInterval=5h"}, "healthInterval"},
 	{"a hasty look", []string{"--set", "node.healthInterval=1ms"}, "healthInterval"},
 	{"no interval", []string{"--set", "node.healthInterval=0s"}, "healthInterval"},
+	{"hasty passes", []string{"--set", "node.usage.interval=4s"}, "usage/interval"},
+	{"rare passes", []string{"--set", "node.configs.a.usage.interval=11m"}, "usage"},
+	{"a detail that metrics lack", []string{"--set", "node.usage.metrics=pod"}, "usage/metrics"},
 	{"an exception of nothing", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","devices":{"except":{}}}]`), "except"},
 	{"an exception of an exception",
 		jsonSet("sharedResources",

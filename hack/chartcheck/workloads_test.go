@@ -60,6 +60,7 @@ var everyPart = map[string][]string{
 	"by hand":   {"--set", "scheduler.mode=none"},
 	"operator":  {"--set", "node.gpuOperator.enabled=true,node.ixConfigMap=ix-config"},
 	"replicas":  {"--set", "extender.replicas=2,pool.enabled=true,extender.hostNetwork=false"},
+	"usage":     {"--set", "node.usage.enabled=true"},
 	"no logs":   {"--set", "node.logDir=,extender.logDir="},
 	"no trace":  {"--set", "uninstall.removeLogs=true,pool.enabled=true"},
 	"policies":  {"--set", "networkPolicy.enabled=true,pool.enabled=true"},
@@ -70,6 +71,7 @@ var privileges = map[string]map[string]string{
 	"divvy-node": {
 		"privileged": "the vendor's library opens the devices, which the device cgroup of other containers forbids",
 		"root":       "kubelet's sockets and folders belong to root",
+		"hostPID":    "a vendor's library names processes by their ids in the caller's PID namespace; with node.usage.enabled alone",
 	},
 	"divvy-extender": {
 		"root":        "its log folder on the host belongs to root; without any capability",
@@ -95,7 +97,8 @@ func (w workload) check(bound map[string]bool) []string {
 	may, spec := privileges[w.name], w.template.Spec
 	_, hostNetwork := may["hostNetwork"]
 	want(!spec.HostNetwork || hostNetwork, "it uses the node's network")
-	want(!spec.HostPID && !spec.HostIPC, "it shares processes or memory with the host")
+	_, hostPID := may["hostPID"]
+	want((!spec.HostPID || hostPID) && !spec.HostIPC, "it shares processes or memory with the host")
 	want(w.revisions, "revisionHistoryLimit is not set")
 	want(w.rolls, "no strategy says how it is updated")
 	want(spec.PriorityClassName != "", "no priorityClassName")
@@ -213,6 +216,30 @@ func TestWorkloadsAreComplete(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(privileges)) {
 		if !seen[name] {
 			t.Errorf("%s has privileges and is not there", name)
+		}
+	}
+}
+
+// TestHostPIDIsForMeasuredUse: the host's processes are seen only where use is measured.
+func TestHostPIDIsForMeasuredUse(t *testing.T) {
+	for name, tt := range map[string]struct {
+		set  []string
+		want bool
+	}{
+		"the defaults":          {nil, false},
+		"off, with an interval": {[]string{"--set", "node.usage.interval=1m"}, false},
+		"on":                    {[]string{"--set", "node.usage.enabled=true"}, true},
+		"on for some nodes":     {[]string{"--set", "node.configs.a.usage.enabled=true"}, true},
+		"off for some nodes":    {[]string{"--set", "node.configs.a.usage.enabled=false"}, false},
+		"on in a file of a node": {[]string{"--set-json",
+			`node.configs={"a":"apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nusage: {enabled: true}\n"}`},
+			true},
+	} {
+		for _, w := range workloads(objects(t, rendered(t, tt.set...))) {
+			mounted := slices.ContainsFunc(w.template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "run" })
+			if want := tt.want && w.name == "divvy-node"; w.template.Spec.HostPID != want || mounted != want {
+				t.Errorf("%s: %s has hostPID %t, a folder for the report %t; want %t", name, w, w.template.Spec.HostPID, mounted, want)
+			}
 		}
 	}
 }

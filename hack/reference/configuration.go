@@ -41,6 +41,8 @@ func configuration(root string, w *strings.Builder) error {
 		return errors.New("no defaults were found")
 	}
 	defaults["NodeConfig.healthInterval"] = durationText(d.HealthInterval)
+	defaults["Usage.enabled"], defaults["Usage.interval"] = strconv.FormatBool(d.Usage.Enabled), durationText(d.Usage.Interval)
+	defaults["Usage.metrics"] = string(d.Usage.Metrics)
 	defaults["NodeConfig.resources"] = "`enflame.com/gcu-memory`, see below"
 	defaults["Health.recoverAfter"] = durationText(v1alpha1.DefaultRecoverAfter)
 	words, vocabulary := wordsOf(file), vocabulary(file)

@@ -94,23 +94,12 @@ func change(ctx context.Context, want setting) error {
 			return err
 		}
 	}
-	settings := []string{"memoryUnit=" + want.unit, "node.injection=" + string(want.injection)}
 	if current.values == want.values {
-		if err := lab.Divvy.Upgrade(ctx, settings...); err != nil {
+		if err := lab.Divvy.Upgrade(ctx, want.settings()...); err != nil {
 			return err
 		}
-	} else {
-		var files, args []string
-		if want.values != "" {
-			// The node has the label that the guide asks for.
-			files, args = []string{want.values}, []string{"--set", "node.nodeSelector=null"}
-		}
-		for _, s := range settings {
-			args = append(args, "--set-string", s)
-		}
-		if err := lab.Divvy.Reconfigure(ctx, files, args...); err != nil {
-			return err
-		}
+	} else if err := reconfigure(ctx, want); err != nil {
+		return err
 	}
 	if current.topology != want.topology {
 		// A daemon that goes on would show the former cards as lost ones.
@@ -120,6 +109,24 @@ func change(ctx context.Context, want setting) error {
 	}
 	current = want
 	return lab.Divvy.Wait(ctx, settingTimeout)
+}
+
+// settings are the chart's values besides those of the file.
+func (s setting) settings() []string {
+	return []string{"memoryUnit=" + s.unit, "node.injection=" + string(s.injection)}
+}
+
+// reconfigure gives the release the values of a setting, and more arguments of helm.
+func reconfigure(ctx context.Context, want setting, more ...string) error {
+	var files, args []string
+	if want.values != "" {
+		// The node has the label that the guide asks for.
+		files, args = []string{want.values}, []string{"--set", "node.nodeSelector=null"}
+	}
+	for _, s := range want.settings() {
+		args = append(args, "--set-string", s)
+	}
+	return lab.Divvy.Reconfigure(ctx, files, append(args, more...)...)
 }
 
 // offered waits until the node offers what the setting says.

@@ -155,7 +155,7 @@ func plain(m string) string {
 // scalarType reports whether a Go type of the file is a text.
 func scalarType(goType string) bool {
 	return slices.Contains([]string{"v1alpha1.Injection", "v1alpha1.Mode", "v1alpha1.Allocation", "v1alpha1.LabelPolicy",
-		"v1alpha1.MigStrategy"}, goType)
+		"v1alpha1.MigStrategy", "v1alpha1.UsageMetrics"}, goType)
 }
 
 // UnmarshalYAML reads a Go duration.

@@ -60,6 +60,7 @@ resources:
   allocation: packed
 labels: divvy
 gpuOperator: true
+usage: {enabled: true, interval: 1m, metrics: container}
 vendors:
   nvidia:
     driverRoot: /run/nvidia/driver
@@ -82,6 +83,7 @@ vendors:
 	want := NodeConfig{
 		APIVersion: APIVersion, Kind: Kind, DriverRoot: "/host", KubeletDir: "/k", StateDir: "/s", CDIDir: "/c",
 		LogFile: "/l", LogLevel: "debug", Listen: "127.0.0.1:1", GrantKeyFile: "/g", Injection: InjectCDI,
+		Usage:          Usage{Enabled: true, Interval: Duration(time.Minute), Metrics: UsageMetricsContainer},
 		HealthInterval: Duration(90 * time.Second), Libraries: map[string]string{"enflame": "/opt/libefml.so"},
 		Resources: []Resource{{Name: "example.com/mem", Vendor: "enflame", Mode: ModeMemory,
 			MemoryUnit: "0.01", CountResource: "example.com/count"}, {
@@ -168,9 +170,17 @@ func TestParseReportsAllMistakesAtOnce(t *testing.T) {
 		"a relative path": {text: head + "stateDir: here\n", want: []string{`stateDir: "here" is not an absolute path`}},
 		"no port":         {text: head + "listen: localhost\n", want: []string{`listen: "localhost" is not host:port`}},
 		"port zero":       {text: head + "listen: \":0\"\n", want: []string{`listen: "0" is not a port`}},
-		"a tiny interval": {text: head + "healthInterval: 1ns\n", want: []string{"healthInterval: 1ns is out of range"}},
-		"no resources":    {text: head + "resources: []\n", want: []string{"resources: the list is empty"}},
-		"unknown library": {text: head + "libraries: {acme: /x}\n", want: []string{`libraries: "acme" is not known`}},
+		"a tiny interval of usage": {text: head + "usage: {enabled: true, interval: 1s}\n",
+			want: []string{"usage.interval: 1s is out of range; use 5s to 10m0s"}},
+		"a long interval of usage": {text: head + "usage: {interval: 11m}\n", want: []string{"usage.interval: 11m0s is out of range"}},
+		"a detail of usage": {text: head + "usage: {metrics: pod}\n",
+			want: []string{`usage.metrics: "pod" is not known; use one of none, namespace, container`}},
+		"no detail of usage":  {text: head + "usage: {metrics: [pod]}\n", want: []string{"where a text is expected"}},
+		"usage without a key": {text: head + "usage: true\n", want: []string{"where keys are expected"}},
+		"a key of usage":      {text: head + "usage: {level: pod}\n", want: []string{`unknown key "level"`}},
+		"a tiny interval":     {text: head + "healthInterval: 1ns\n", want: []string{"healthInterval: 1ns is out of range"}},
+		"no resources":        {text: head + "resources: []\n", want: []string{"resources: the list is empty"}},
+		"unknown library":     {text: head + "libraries: {acme: /x}\n", want: []string{`libraries: "acme" is not known`}},
 		"a kubernetes.io resource": {
 			text: head + "resources: [{name: a.kubernetes.io/x, vendor: enflame}]\n",
 			want: []string{"in a domain that Kubernetes keeps for itself"},

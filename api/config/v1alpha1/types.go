@@ -54,11 +54,36 @@ type NodeConfig struct {
 	// say that it replaces the driver or changes MIG devices, NVIDIA's library is not used
 	// and the devices are unhealthy.
 	GPUOperator bool `yaml:"gpuOperator"`
+	// Usage says whether what containers use of the devices is measured.
+	Usage Usage `yaml:"usage"`
 	// Vendors holds what is particular to a vendor, by its name.
 	Vendors map[string]Vendor `yaml:"vendors"`
 	// Resources are what the node offers, one kubelet socket each.
 	Resources []Resource `yaml:"resources"`
 }
+
+// Usage is the policy of measured use. The daemon needs the host's PID namespace for it.
+type Usage struct {
+	// Enabled measures the memory in use of each device, and which containers use it.
+	Enabled bool `yaml:"enabled"`
+	// Interval is the time between two passes over the devices, 5s to 10m.
+	Interval Duration `yaml:"interval"`
+	// Metrics is how much detail the metrics of measured use have.
+	Metrics UsageMetrics `yaml:"metrics"`
+}
+
+// UsageMetrics is a level of detail of the metrics of measured use.
+type UsageMetrics string
+
+// The levels of detail. Those of devices are always there.
+const (
+	// UsageMetricsNone has metrics of devices alone.
+	UsageMetricsNone UsageMetrics = "none"
+	// UsageMetricsNamespace adds the sums of each namespace.
+	UsageMetricsNamespace UsageMetrics = "namespace"
+	// UsageMetricsContainer adds metrics of each container, which name its pod.
+	UsageMetricsContainer UsageMetrics = "container"
+)
 
 // Vendor holds the settings of one vendor's devices.
 type Vendor struct {
@@ -305,6 +330,7 @@ func Default() NodeConfig {
 		Injection:      InjectDeviceNodes,
 		Labels:         LabelAll,
 		HealthInterval: Duration(5 * time.Second),
+		Usage:          Usage{Interval: Duration(15 * time.Second), Metrics: UsageMetricsNamespace},
 		Resources: []Resource{{
 			Name:          "enflame.com/gcu-memory",
 			Vendor:        "enflame",

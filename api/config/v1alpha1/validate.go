@@ -20,6 +20,10 @@ var MemoryUnits = []string{"1", "0.1", "0.01", "0.001"}
 // pods; NeverRecover is for those that should stay away.
 const maxRecoverAfter = 24 * time.Hour
 
+// minUsageInterval and maxUsageInterval bound the time between two passes of measured use:
+// a pass waits up to seconds for a library, and older numbers say little.
+const minUsageInterval, maxUsageInterval = 5 * time.Second, 10 * time.Minute
+
 var (
 	domainPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$`)
 	namePattern   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
@@ -104,6 +108,11 @@ func (k *checker) node(c NodeConfig) {
 		k.wrong("healthInterval", "%v is out of range; use 100ms to 1h", d)
 	}
 	k.oneOf("labels", string(c.Labels), string(LabelAll), string(LabelDivvy), string(LabelNone))
+	if d := time.Duration(c.Usage.Interval); d < minUsageInterval || d > maxUsageInterval {
+		k.wrong("usage.interval", "%v is out of range; use %v to %v", d, minUsageInterval, maxUsageInterval)
+	}
+	k.oneOf("usage.metrics", string(c.Usage.Metrics), string(UsageMetricsNone), string(UsageMetricsNamespace),
+		string(UsageMetricsContainer))
 	for _, vendor := range slices.Sorted(maps.Keys(c.Libraries)) {
 		k.oneOf("libraries", vendor, k.vendors...)
 		k.absolute("libraries."+vendor, c.Libraries[vendor])

@@ -82,6 +82,17 @@ daemon lays them over divvy.node.config, so a map needs only what differs. */}}
 {{- $out | toJson -}}
 {{- end }}
 
+{{/* "true" when some node measures what is in use of its devices, else nothing. */}}
+{{- define "divvy.node.measures" -}}
+{{- $on := .Values.node.usage.enabled -}}
+{{- range include "divvy.node.configs" . | fromJson -}}
+{{- $on = or $on (dig "usage" "enabled" false (fromYaml .)) -}}
+{{- end -}}
+{{- if $on -}}
+true
+{{- end -}}
+{{- end }}
+
 {{/* All resources that some node may offer, as a JSON list of their entries. */}}
 {{- define "divvy.resources" -}}
 {{- $all := list -}}
@@ -356,6 +367,10 @@ healthInterval: {{ $node.healthInterval }}
 labels: {{ $node.labels }}
 {{- if $node.gpuOperator.enabled }}
 gpuOperator: true
+{{- end }}
+{{- if $node.usage.enabled }}
+usage:
+  {{- toYaml $node.usage | nindent 2 }}
 {{- end }}
 {{- with $node.libraries }}
 libraries:

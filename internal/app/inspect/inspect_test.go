@@ -499,3 +499,27 @@ func reportOf(resource accel.Resource, usages []ledger.NodeUsage) inspect.Report
 	}
 	return report
 }
+
+func TestFlagsBesideUsage(t *testing.T) {
+	tests := map[string]struct {
+		args []string
+		want string
+	}{
+		"a format":     {[]string{"--usage", "-o", "wide"}, `output format "wide": with --usage it must be one of table, json`},
+		"no namespace": {[]string{"--usage", "-n", ""}, "--namespace must not be empty"},
+		"the extender's": {[]string{"--usage", "--port", "1", "--resource", "a.com/b"},
+			"--port has no effect with --usage; leave it out\n--resource"},
+		"nodes without it":   {[]string{"node-a", "node-b"}, "accepts at most 1 arg(s), received 2"},
+		"nodes are accepted": {[]string{"--usage", "node-a", "node-b", "--kubeconfig", "/nowhere"}, "/nowhere"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			cmd := Command()
+			cmd.SilenceErrors, cmd.SilenceUsage = true, true
+			cmd.SetArgs(tt.args)
+			if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %s", err, tt.want)
+			}
+		})
+	}
+}

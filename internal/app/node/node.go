@@ -17,6 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/node/supervisor"
+	"github.com/divvy-gpu/divvy/internal/node/usagefile"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
@@ -73,7 +74,7 @@ func Command(name string) *cobra.Command {
 	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
 		"kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
-	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand(), generateCDICommand())
+	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand(), usageCommand(usagefile.Dir), generateCDICommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError(err) })
 	about.Version(cmd, apis()...)

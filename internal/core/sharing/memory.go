@@ -7,6 +7,7 @@ package sharing
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -49,6 +50,19 @@ func (u MemoryUnit) Units(bytes int64) accel.Units {
 	}
 	q, _ := bits.Div64(hi, lo, divisor)
 	return accel.Units(q) //nolint:gosec // below 2^63*1000/2^30
+}
+
+// Bytes returns how many bytes that many units are, rounded down; 0 for none.
+func (u MemoryUnit) Bytes(n accel.Units) uint64 {
+	if n <= 0 {
+		return 0
+	}
+	hi, lo := bits.Mul64(uint64(n), u.milli<<30)
+	if hi >= 1000 {
+		return math.MaxUint64
+	}
+	q, _ := bits.Div64(hi, lo, 1000)
+	return q
 }
 
 // Cut returns the shares of a resource that counts device memory in units of u.

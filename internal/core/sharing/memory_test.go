@@ -45,6 +45,29 @@ func TestUnits(t *testing.T) {
 	}
 }
 
+func TestBytes(t *testing.T) {
+	tests := map[string]struct {
+		unit  string
+		units accel.Units
+		want  uint64
+	}{
+		"GB":                    {"1", 3, 3 << 30},
+		"tenths":                {"0.1", 10, 1 << 30},
+		"rounded down":          {"0.001", 1, (1 << 30) / 1000},
+		"a whole of thousandth": {"0.001", 1000, 1 << 30},
+		"none":                  {"1", 0, 0},
+		"less than none":        {"1", -1, 0},
+		"beyond the range":      {"1", math.MaxInt64, math.MaxUint64},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := unit(t, tt.unit).Bytes(tt.units); got != tt.want {
+				t.Errorf("%d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
 func TestParseMemoryUnitRefusesOthers(t *testing.T) {
 	for _, s := range []string{"", "2", "0.5", "1.0", "01", "0.0001", "1GB", "-1"} {
 		if u, err := ParseMemoryUnit(s); err == nil {

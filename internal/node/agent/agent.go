@@ -83,6 +83,8 @@ type Options struct {
 	// Setup returns what was found of the node's container runtime; it may be nil, and return
 	// nil.
 	Setup func() *runtimesetup.Report
+	// RunDir is the folder of the report of measured use; empty for usagefile.Dir.
+	RunDir string
 	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
 	// else is required.
 	Handoff Handoff
@@ -267,10 +269,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, d := range a.cdi.describers {
 		work.Go(func() { d.run(ctx) })
 	}
+	measured := newUsageWatch(a)
 	work.Go(func() {
 		a.watching.run(ctx, func(ctx context.Context) {
 			var watches sync.WaitGroup
 			defer watches.Wait()
+			if measured != nil {
+				watches.Go(func() { measured.run(ctx) })
+			}
 			for vendor, b := range a.o.Backends {
 				watches.Go(func() { a.watch(ctx, vendor, b) })
 			}

@@ -76,6 +76,7 @@ type stage struct {
 	quarantine *quarantine.List
 	// dressed are backends that are used in the place of those of vendors.
 	dressed map[string]backend.Backend
+	runDir  string
 }
 
 func newStage(t *testing.T) *stage {
@@ -118,7 +119,7 @@ func (s *stage) play() (*Agent, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a, err := New(ctx, Options{
 		Config: s.config, Node: thisNode, Client: s.client, Keys: kube.NewKeyring(filepath.Join(s.dir, "key")),
-		Backends: backends, Registry: s.registry, Quarantine: s.quarantine,
+		Backends: backends, Registry: s.registry, Quarantine: s.quarantine, RunDir: s.runDir,
 	})
 	if err != nil {
 		cancel()

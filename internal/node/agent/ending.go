@@ -13,6 +13,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/cgroup"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
@@ -146,7 +147,7 @@ func (e *endings) drop(ctx context.Context, lives map[string]bool, now time.Time
 	for uid := range e.pods {
 		uids = append(uids, uid)
 	}
-	running, err := runningPods(e.cgroups, uids)
+	running, err := cgroup.RunningPods(e.cgroups, uids)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not determine whether the containers of deleted pods have exited", "pods", len(uids))
 	}

@@ -37,55 +37,6 @@ func put(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-func TestRunningPods(t *testing.T) {
-	const systemd = "0a1b2c3d_0000_4000_8000_000000000001"
-	for name, tt := range map[string]struct {
-		files map[string]string
-		want  bool
-	}{
-		"version 2": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID +
-			"/cgroup.events": "populated 1\nfrozen 0\n"}, true},
-		"version 2, all have ended": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID +
-			"/cgroup.events": "populated 0\nfrozen 0\n"}, false},
-		"version 2, of a class of service": {map[string]string{"cgroup.controllers": "", "kubepods/besteffort/pod" + goneUID +
-			"/cgroup.events": "frozen 0\npopulated 1\n"}, true},
-		"version 2, by systemd": {map[string]string{
-			"cgroup.controllers": "", "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + systemd +
-				".slice/cgroup.events": "populated 1\n",
-		}, true},
-		"version 2, by systemd, below a root of its own": {map[string]string{
-			"cgroup.controllers": "", "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" + systemd +
-				".slice/cgroup.events": "populated 1\n",
-		}, true},
-		"version 1":                      {map[string]string{"pids/kubepods/burstable/pod" + goneUID + "/pids.current": "3\n"}, true},
-		"version 1, all have ended":      {map[string]string{"pids/kubepods/burstable/pod" + goneUID + "/pids.current": "0\n"}, false},
-		"version 1, no count":            {map[string]string{"memory/kubepods/pod" + goneUID + "/abc/tasks": ""}, true},
-		"version 1, no count, no groups": {map[string]string{"memory/kubepods/pod" + goneUID + "/tasks": ""}, false},
-		"no group": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + otherUID +
-			"/cgroup.events": "populated 1\n"}, false},
-		"another name that begins alike": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID +
-			"x/cgroup.events": "populated 1\n"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			root := t.TempDir()
-			put(t, root, tt.files)
-			got, err := runningPods(root, []string{goneUID, "unknown"})
-			if err != nil || got[goneUID] != tt.want || got["unknown"] {
-				t.Errorf("runningPods = %v, %v, want %t", got, err, tt.want)
-			}
-		})
-	}
-	if _, err := runningPods(t.TempDir(), []string{goneUID}); err == nil ||
-		!strings.Contains(err.Error(), "no control groups are mounted") {
-		t.Errorf("without control groups: %v", err)
-	}
-	root := t.TempDir()
-	put(t, root, map[string]string{"pids/kubepods/pod" + goneUID + "/pids.current": "many"})
-	if _, err := runningPods(root, []string{goneUID}); err == nil || !strings.Contains(err.Error(), "pids.current") {
-		t.Errorf("a count that is none: %v", err)
-	}
-}
-
 // endingStage is an agent's world with a pod that runs.
 func endingStage(t *testing.T) (s *stage, pod *corev1.Pod, processes func(string)) {
 	t.Helper()

@@ -49,7 +49,7 @@ func strip(object any) (any, error) {
 	pod.ManagedFields = nil
 	maps.DeleteFunc(pod.Annotations, func(key, _ string) bool {
 		return key != wire.GrantAnnotation && key != wire.HeldAnnotation && !wire.IsLegacyAnnotation(key) &&
-			!slices.Contains(wire.AskAnnotations(), key)
+			!slices.Contains(wire.AskAnnotations(), key) && key != mirrorAnnotation && key != hashAnnotation
 	})
 	pod.Spec.Volumes = nil
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {

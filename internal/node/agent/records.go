@@ -73,8 +73,16 @@ type records struct {
 	turn sync.Mutex
 	mu   sync.Mutex
 	// shown are the pods that the watch had delivered before the last list of
-	// kubelet was asked for.
+	// kubelet was asked for; asked is true once there was a list.
 	shown []*corev1.Pod
+	asked bool
+}
+
+// listed reports whether kubelet has listed what containers hold.
+func (r *records) listed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.asked
 }
 
 // before returns pods that the watch had delivered before kubelet made the list
@@ -126,7 +134,7 @@ func (r *records) ask(ctx context.Context, grace time.Duration) error {
 	r.take(pods, r.pods.Cached(), r.pods.Synced(), grace)
 	// Last, so that it is never newer than what the engine knows.
 	r.mu.Lock()
-	r.shown = shown
+	r.shown, r.asked = shown, true
 	r.mu.Unlock()
 	return nil
 }

@@ -4,10 +4,10 @@
 // kubelet or scheduling.
 //
 // A vendor implements Backend, Notifier if its library can tell of changes by
-// itself, Labeler if it has names of its own for a node's labels, and Specifier if
-// device nodes alone are not all that CDI should give a container. The
-// vendors stand in one list, in package vendors below this one. Package
-// backendtest has the suite that every vendor passes.
+// itself, Labeler if it has names of its own for a node's labels, Specifier if
+// device nodes alone are not all that CDI should give a container, and Meter if its
+// library knows which processes use a device. The vendors stand in one list, in package
+// vendors below this one. Package backendtest has the suite that every vendor passes.
 //
 // Health has no call of its own: Discover returns devices with their health,
 // and Watch calls it again and again. So loss, recovery, a driver that is
@@ -116,6 +116,36 @@ type Specification struct {
 	Devices map[accel.DeviceID]cdispecs.ContainerEdits
 	// Failed are the devices that cannot be described, with the reason.
 	Failed map[accel.DeviceID]error
+}
+
+// Meter is an optional ability of a Backend: it knows what is in use of a device, and
+// which processes use it.
+type Meter interface {
+	// Measure returns what is in use of a device that the last Discover listed. It
+	// never outlives ctx, whatever the library does, and waits for a call that hangs
+	// once. An error says that nothing is known of the device now; it wraps
+	// errors.ErrUnsupported if the library cannot say this of the device at all.
+	Measure(ctx context.Context, id accel.DeviceID) (Measured, error)
+}
+
+// Measured is what was in use of a device at one moment.
+type Measured struct {
+	// UsedBytes is the device memory in use, by processes and by the driver itself.
+	UsedBytes uint64
+	// Processes use the device, in ascending order of PID, each once.
+	Processes []Process
+}
+
+// Process is what one process uses of a device.
+type Process struct {
+	// PID is the process's id in the PID namespace of the caller, which is the host's.
+	PID int
+	// Memory is the device memory that it uses, in bytes; nil if the library does not
+	// know that.
+	Memory *uint64
+	// Utilization is the part of the device's compute time that it had lately, from 0
+	// to 1; nil if the library does not know that.
+	Utilization *float64
 }
 
 // Options say where a vendor's library is, how long to wait for it and what of

@@ -361,6 +361,73 @@ var (
 	})
 )
 
+// Metrics of measured use, of the node's daemon.
+var (
+	NodeContainerMemoryUsed = define(Metric{
+		Name: "divvy_node_container_memory_used_bytes", Type: Gauge, Programs: []string{Node},
+		Help: "Device memory that the processes of a container use.", Labels: labelsOfUsage(labelPod, labelContainer),
+		Absent: "unless `usage.metrics` is `container`, and where the vendor's library does not report it",
+	})
+	NodeContainerMemoryAllocated = define(Metric{
+		Name: "divvy_node_container_memory_allocated_bytes", Type: Gauge, Programs: []string{Node},
+		Help: "Device memory that is allocated to a container.", Labels: labelsOfUsage(labelPod, labelContainer),
+		Absent: "unless `usage.metrics` is `container`, and for whole devices and time slices, which bound no memory",
+	})
+	NodeContainerUtilization = define(Metric{
+		Name: "divvy_node_container_utilization_ratio", Type: Gauge, Programs: []string{Node},
+		Help:   "Part of the device's compute time that the processes of a container had lately, from 0 to 1.",
+		Labels: labelsOfUsage(labelPod, labelContainer),
+		Absent: "unless `usage.metrics` is `container`, and where the vendor's library does not report it",
+	})
+	NodeNamespaceMemoryUsed = define(Metric{
+		Name: "divvy_node_namespace_memory_used_bytes", Type: Gauge, Programs: []string{Node},
+		Help: "Device memory that the containers of a namespace use.", Labels: labelsOfUsage(),
+		Absent: "unless `usage.metrics` is `namespace`, and where it is not known of one of the containers",
+	})
+	NodeNamespaceMemoryAllocated = define(Metric{
+		Name: "divvy_node_namespace_memory_allocated_bytes", Type: Gauge, Programs: []string{Node},
+		Help: "Device memory that is allocated to the containers of a namespace.", Labels: labelsOfUsage(),
+		Absent: "unless `usage.metrics` is `namespace`, and for whole devices and time slices, which bound no memory",
+	})
+	NodeNamespaceUtilization = define(Metric{
+		Name: "divvy_node_namespace_utilization_ratio", Type: Gauge, Programs: []string{Node},
+		Help: "Part of the device's compute time that the containers of a namespace had lately.", Labels: labelsOfUsage(),
+		Absent: "unless `usage.metrics` is `namespace`, and where it is not known of one of the containers",
+	})
+	NodeDeviceMemoryUsed = define(Metric{
+		Name: "divvy_node_device_memory_used_bytes", Type: Gauge, Programs: []string{Node},
+		Help: "Memory of a device that is in use, by processes and by the driver.", Labels: []Label{labelVendor, labelDevice, labelIndex},
+		Absent: "unless `usage.enabled` is set, and while the vendor's library does not report it",
+	})
+	NodeDeviceMemoryUnattributed = define(Metric{
+		Name: "divvy_node_device_memory_unattributed_bytes", Type: Gauge, Programs: []string{Node},
+		Help: "Memory of a device that is used by no container that holds something of it.",
+		Labels: []Label{labelVendor, labelDevice, labelIndex, {"kind", "`system` (processes outside of pods), `foreign` (pods that hold " +
+			"nothing of the device) or `unknown` (the driver, and processes whose container or use is not known)"}},
+		Absent: "as above",
+	})
+	NodeUsageErrors = define(Metric{
+		Name: "divvy_node_usage_errors_total", Type: Counter, Programs: []string{Node},
+		Help: "Measurements of a device's use that failed.", Labels: []Label{labelVendor}, Absent: "unless `usage.enabled` is set",
+	})
+	NodeUsagePassDuration = define(Metric{
+		Name: "divvy_node_usage_pass_duration_seconds", Type: Histogram, Programs: []string{Node},
+		Help: "Time of a pass over all devices.", Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		Absent: "unless `usage.enabled` is set",
+	})
+)
+
+// Labels of the metrics of measured use.
+var (
+	labelPod       = Label{"pod", "the pod's name"}
+	labelContainer = Label{"container", "the container's name; empty for processes of which only the pod is known"}
+)
+
+// labelsOfUsage are those of what is used of a device by a namespace or a part of it.
+func labelsOfUsage(more ...Label) []Label {
+	return append([]Label{labelResource, labelDevice, labelIndex, {"namespace", "the pods' namespace"}}, more...)
+}
+
 // Metrics of the certificates that a program makes for itself.
 var (
 	CertificateExpiry = define(Metric{

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/report/grid"
 )
 
 // Pool is what is requested of GPUs that are in a remote pool, and what may be.
@@ -149,27 +150,27 @@ func writePool(w io.Writer, p *Pool, wide bool) error {
 		number(p.UnitsPerGPU)); err != nil {
 		return err
 	}
-	g := &grid{columns: []column{{title: "NAMESPACE"}, {title: "PODS", right: true}, {title: "WAITING", right: true},
-		{title: "REQUESTED", right: true}, {title: "GPUS", right: true}, {title: "QUOTA"}, {title: "USED", right: true},
-		{title: "ALLOWED", right: true}}}
+	g := &grid.Grid{Columns: []grid.Column{{Title: "NAMESPACE"}, {Title: "PODS", Right: true}, {Title: "WAITING", Right: true},
+		{Title: "REQUESTED", Right: true}, {Title: "GPUS", Right: true}, {Title: "QUOTA"}, {Title: "USED", Right: true},
+		{Title: "ALLOWED", Right: true}}}
 	pods, waiting := 0, 0
 	var notes []string
 	for _, n := range p.Namespaces {
 		pods, waiting = pods+n.Pods, waiting+n.Waiting
 		row := []string{n.Name, strconv.Itoa(n.Pods), strconv.Itoa(n.Waiting), number(n.Requested), p.gpus(n.Requested)}
 		if len(n.Quotas) == 0 {
-			g.add(append(row, "-")...)
+			g.Add(append(row, "-")...)
 		}
 		for _, q := range n.Quotas {
-			g.add(append(row, q.Name, number(q.Used), number(q.Hard))...)
+			g.Add(append(row, q.Name, number(q.Used), number(q.Hard))...)
 			row = make([]string, len(row))
 			if q.Scoped {
 				notes = append(notes, fmt.Sprintf("quota %s/%s applies to some pods only", n.Name, q.Name))
 			}
 		}
 	}
-	g.add("sum", strconv.Itoa(pods), strconv.Itoa(waiting), number(p.Requested), p.gpus(p.Requested))
-	if err := g.write(w, "  "); err != nil {
+	g.Add("sum", strconv.Itoa(pods), strconv.Itoa(waiting), number(p.Requested), p.gpus(p.Requested))
+	if err := g.Write(w, "  "); err != nil {
 		return err
 	}
 	if offering == 0 {
@@ -186,12 +187,12 @@ func writePool(w io.Writer, p *Pool, wide bool) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	g = &grid{columns: []column{{title: "NODE"}, {title: "TOTAL", right: true}, {title: "REQUESTED", right: true},
-		{title: "FREE", right: true}, {title: "USE"}}}
+	g = &grid.Grid{Columns: []grid.Column{{Title: "NODE"}, {Title: "TOTAL", Right: true}, {Title: "REQUESTED", Right: true},
+		{Title: "FREE", Right: true}, {Title: "USE"}}}
 	for _, n := range p.Nodes {
-		g.add(n.Name, number(n.Total), number(n.Requested), number(max(n.Total-n.Requested, 0)), bar(n.Requested, n.Total))
+		g.Add(n.Name, number(n.Total), number(n.Requested), number(max(n.Total-n.Requested, 0)), grid.Bar(n.Requested, n.Total))
 	}
-	return g.write(w, "  ")
+	return g.Write(w, "  ")
 }
 
 // gpus writes units as a number of GPUs.

@@ -151,22 +151,6 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-func TestBar(t *testing.T) {
-	for used, want := range map[accel.Units]string{
-		-5:   "[--------------------]",
-		0:    "[--------------------]",
-		1:    "[#-------------------]",
-		500:  "[##########----------]",
-		999:  "[###################-]",
-		1000: "[####################]",
-		2000: "[####################]",
-	} {
-		if got := bar(used, 1000); got != want {
-			t.Errorf("bar(%d, 1000) = %s, want %s", used, got, want)
-		}
-	}
-}
-
 func TestParseFormat(t *testing.T) {
 	for _, f := range formats {
 		if got, err := ParseFormat(string(f)); got != f || err != nil {

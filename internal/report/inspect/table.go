@@ -10,10 +10,8 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/report/grid"
 )
-
-// barWidth is the number of signs in a bar.
-const barWidth = 20
 
 // writeTable prints the report, with details, for people.
 func writeTable(w io.Writer, r Report, wide bool) error {
@@ -94,23 +92,23 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 	if _, err := fmt.Fprintf(w, "NODE %s: %s, %s %s\n", n.Name, count(len(n.Devices), "card"), n.Resource, n.shared()); err != nil {
 		return err
 	}
-	g := &grid{columns: []column{{title: "CARD"}}}
+	g := &grid.Grid{Columns: []grid.Column{{Title: "CARD"}}}
 	boards := slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Chips > 1 })
 	if boards {
-		g.columns = append(g.columns, column{title: "CHIPS", right: true})
+		g.Columns = append(g.Columns, grid.Column{Title: "CHIPS", Right: true})
 	}
 	profiles := slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Profile != "" })
 	if profiles {
-		g.columns = append(g.columns, column{title: "PROFILE"})
+		g.Columns = append(g.Columns, grid.Column{Title: "PROFILE"})
 	}
 	if wide {
-		g.columns = append(g.columns, column{title: "UUID"}, column{title: "NUMA"}, column{title: "BOARD"})
+		g.Columns = append(g.Columns, grid.Column{Title: "UUID"}, grid.Column{Title: "NUMA"}, grid.Column{Title: "BOARD"})
 	}
-	g.columns = append(g.columns, column{title: "MODEL"}, column{title: "HEALTH"},
-		column{title: "TOTAL", right: true}, column{title: "USED", right: true}, column{title: "FREE", right: true}, column{title: "USE"},
-		column{title: "POD"}, column{title: "HOLDS", right: true})
+	g.Columns = append(g.Columns, grid.Column{Title: "MODEL"}, grid.Column{Title: "HEALTH"},
+		grid.Column{Title: "TOTAL", Right: true}, grid.Column{Title: "USED", Right: true},
+		grid.Column{Title: "FREE", Right: true}, grid.Column{Title: "USE"}, grid.Column{Title: "POD"}, grid.Column{Title: "HOLDS", Right: true})
 	if wide {
-		g.columns = append(g.columns, column{title: "CONFIRMED"}, column{title: "CREATED"}, column{title: "POD UID"})
+		g.Columns = append(g.Columns, grid.Column{Title: "CONFIRMED"}, grid.Column{Title: "CREATED"}, grid.Column{Title: "POD UID"})
 	}
 	// device begins the row of a device.
 	device := func(card, chips, profile, uuid, numa, board string, rest ...string) []string {
@@ -146,19 +144,19 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		if d.NUMANode != nil {
 			numa = strconv.Itoa(*d.NUMANode)
 		}
-		g.addPods(d.Pods, wide, device(accel.IndexText(d.ID), strconv.Itoa(max(d.Chips, 1)), cmp.Or(d.Profile, "-"), string(d.UUID), numa,
-			place(d), cmp.Or(d.Model, "-"), health, number(d.Total), number(d.Used), number(d.Available), bar(d.Used, d.Total)))
+		addPods(g, d.Pods, wide, device(accel.IndexText(d.ID), strconv.Itoa(max(d.Chips, 1)), cmp.Or(d.Profile, "-"), string(d.UUID), numa,
+			place(d), cmp.Or(d.Model, "-"), health, number(d.Total), number(d.Used), number(d.Available), grid.Bar(d.Used, d.Total)))
 	}
 	if len(n.Unplaced) > 0 {
 		var used accel.Units
 		for _, p := range n.Unplaced {
 			used += p.Used
 		}
-		g.addPods(n.Unplaced, wide, device("?", "", "", "", "", "", "", "", "", number(used), "", ""))
+		addPods(g, n.Unplaced, wide, device("?", "", "", "", "", "", "", "", "", number(used), "", ""))
 		notes = append(notes, "?: the node has not reported the card of these pods yet, or the card is lost")
 	}
-	g.add(device("sum", "", "", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), bar(n.Used, n.Total))...)
-	if err := g.write(w, "  "); err != nil {
+	g.Add(device("sum", "", "", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), grid.Bar(n.Used, n.Total))...)
+	if err := g.Write(w, "  "); err != nil {
 		return err
 	}
 	for _, note := range notes {
@@ -183,13 +181,13 @@ func (n Node) release(d Device) string {
 }
 
 // addPods adds one row for each pod; the first begins with the device.
-func (g *grid) addPods(pods []Pod, wide bool, device []string) {
+func addPods(g *grid.Grid, pods []Pod, wide bool, device []string) {
 	if len(pods) == 0 {
-		g.add(append(device, "-")...)
+		g.Add(append(device, "-")...)
 		return
 	}
 	for i, p := range pods {
-		row := make([]string, len(device), len(g.columns))
+		row := make([]string, len(device), len(g.Columns))
 		if i == 0 {
 			copy(row, device)
 		}
@@ -201,7 +199,7 @@ func (g *grid) addPods(pods []Pod, wide bool, device []string) {
 			}
 			row = append(row, confirmed, p.CreateTime.Format(time.RFC3339), p.UID)
 		}
-		g.add(row...)
+		g.Add(row...)
 	}
 }
 
@@ -256,21 +254,7 @@ func total(nodes []Node) string {
 	}
 	return fmt.Sprintf("%s, %s: total %s, used %s, free %s, %s  %s",
 		count(len(nodes), "node"), count(int(cards), "card"), format(all), format(used), format(available), how,
-		bar(accel.Units(used), accel.Units(all)))
-}
-
-// bar draws how much is used. Only nothing is drawn as nothing, and only all as
-// all.
-func bar(used, total accel.Units) string {
-	n := 0
-	switch {
-	case used <= 0 || total <= 0:
-	case used >= total:
-		n = barWidth
-	default:
-		n = min(max(int(float64(used)/float64(total)*barWidth+0.5), 1), barWidth-1)
-	}
-	return "[" + strings.Repeat("#", n) + strings.Repeat("-", barWidth-n) + "]"
+		grid.Bar(accel.Units(used), accel.Units(all)))
 }
 
 // unitName says what is counted in memory.

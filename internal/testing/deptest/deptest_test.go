@@ -78,6 +78,13 @@ var rules = []rule{
 			"so a new vendor is one package",
 	},
 	{
+		packages: []string{"internal/node/cgroup", "internal/node/usage"},
+		only:     []string{"std", "internal/core/accel", "internal/core/wire", "internal/node/backend", "internal/node/cgroup"},
+		never:    []string{"net/http", "k8s.io/client-go/..."},
+		why: "what containers use is found from the vendors' libraries, the kernel and what the caller knows of pods; without an API " +
+			"server it can be tabled and benchmarked on files",
+	},
+	{
 		packages: []string{"internal/node/deviceplugin", "internal/node/podresources"},
 		never: []string{
 			"internal/node/backend/enflame", "internal/node/backend/iluvatar", "internal/node/backend/nvidia", "k8s.io/client-go/...",
@@ -163,6 +170,11 @@ var rules = []rule{
 		never: []string{"internal/core/ledger", "internal/install/schedconf/...", "internal/node/...", "internal/platform/certs",
 			"internal/platform/kube", "internal/scheduler/..."},
 		why: "what an installation leaves is found by what is written on objects, not by the code that wrote it",
+	},
+	{
+		packages: []string{"internal/report/grid", "internal/report/usagereport"},
+		only:     []string{"std", "internal/core/accel", "internal/core/wire", "internal/report/grid"},
+		why:      "the node's daemon prints its report as kubectl-divvy does, and links no client or ledger for that",
 	},
 	{
 		packages:      []string{"internal/report/simulate"},

@@ -31,6 +31,10 @@ type (
 		Type int32
 		Msg  [128]byte
 	}
+	efmlProcess struct {
+		PID            uint32
+		Device, System uint64
+	}
 )
 
 // efml is a copy of the stand-in with a topology of its own, loaded.
@@ -54,6 +58,7 @@ type efml struct {
 	NUMA        func(uint32, *int32) int32
 	Event       func(int32, *efmlEvent) int32
 	EventV2     func(uint32, *efmlEvent) int32
+	Processes   func(card uint32, count *uint32, _ *efmlProcess) int32
 }
 
 func load(t testing.TB, topology vendorsim.Topology) *efml {
@@ -77,6 +82,7 @@ func load(t testing.TB, topology vendorsim.Topology) *efml {
 		"EfmlGetNumaNode":    &l.NUMA,
 		"EfmlGetEvent":       &l.Event,
 		"EfmlGetEventV2":     &l.EventV2,
+		"EfmlGetProcessInfo": &l.Processes,
 	})
 	return l
 }
@@ -96,6 +102,45 @@ func TestStructSizes(t *testing.T) {
 	if i, m, e := unsafe.Sizeof(efmlInfo{}), unsafe.Sizeof(efmlMem{}), unsafe.Sizeof(efmlEvent{}); i != 156 || m != 16 || e != 136 {
 		t.Errorf("info, mem and event have %d, %d and %d bytes, want 156, 16 and 136", i, m, e)
 	}
+}
+
+func TestEFMLProcesses(t *testing.T) {
+	topology := vendorsim.Topology{Cards: append(vendorsim.GPUs(1, 1024), vendorsim.GCUs(2, 16384)...)}
+	topology.Cards[2].UsedMiB = 100
+	l := load(t, topology)
+	var got [64]efmlProcess
+	count := uint32(7)
+	wantCode(t, "EfmlGetProcessInfo before EfmlInit", l.Processes(1, &count, &got[0]), 254)
+	l.mustInit(t)
+	wantCode(t, "EfmlGetProcessInfo of none", l.Processes(1, &count, &got[0]), 0)
+	if count != 0 {
+		t.Errorf("%d processes, want none", count)
+	}
+	topology.Processes = []vendorsim.Process{
+		{Card: 2, PID: 4711, MemoryMiB: 300}, {Card: 1, PID: 9, MemoryMiB: 1}, {Card: 2, PID: 4712, MemoryMiB: vendorsim.UnknownMemory},
+	}
+	l.write(t, topology)
+	// What count is before the call means nothing.
+	wantCode(t, "EfmlGetProcessInfo", l.Processes(1, &count, &got[0]), 0)
+	if want := [3]efmlProcess{{4711, 300 << 20, 0}, {4712, ^uint64(0), 0}}; count != 2 || [3]efmlProcess(got[:3]) != want {
+		t.Errorf("%d processes: %+v, want %+v", count, got[:3], want)
+	}
+	var mem efmlMem
+	wantCode(t, "EfmlGetDevMem", l.Mem(1, &mem), 0)
+	if mem.Used != 400 {
+		t.Errorf("%d MiB are used, want the processes' among them", mem.Used)
+	}
+	for i := range 70 {
+		topology.Processes = append(topology.Processes, vendorsim.Process{Card: 2, PID: 5000 + i, MemoryMiB: 1})
+	}
+	l.write(t, topology)
+	wantCode(t, "EfmlGetProcessInfo of many", l.Processes(1, &count, &got[0]), 0)
+	if count != 64 || got[63].PID != 5061 {
+		t.Errorf("%d processes, the last is %+v; want 64", count, got[63])
+	}
+	wantCode(t, "EfmlGetProcessInfo without a count", l.Processes(1, nil, &got[0]), 254)
+	wantCode(t, "EfmlGetProcessInfo without a list", l.Processes(1, &count, nil), 254)
+	wantCode(t, "EfmlGetProcessInfo of no card", l.Processes(2, &count, &got[0]), 254)
 }
 
 func TestDescribesCards(t *testing.T) {

@@ -42,7 +42,8 @@ type ixml struct {
 	Voltage        func(uintptr, *uint32, *uint32) int32
 	Utilization    func(uintptr, *[2]uint32) int32
 	Temperature    func(uintptr, int32, *uint32) int32
-	Processes      func(uintptr, *uint32, uintptr) int32
+	Processes      func(uintptr, *uint32, *ixmlProcessV1) int32
+	AllProcesses   func(uintptr, *uint32, *ixmlProcess) int32
 	SameBoard      func(a, b uintptr, _ *int32) int32
 }
 
@@ -65,9 +66,63 @@ func loadIXML(t *testing.T, topology vendorsim.Topology) *ixml {
 		"nvmlDeviceGetUtilizationRates":        &l.Utilization,
 		"nvmlDeviceGetTemperature":             &l.Temperature,
 		"nvmlDeviceGetComputeRunningProcesses": &l.Processes,
+		"ixmlDeviceGetComputeAllProcesses":     &l.AllProcesses,
 		"nvmlDeviceOnSameBoard":                &l.SameBoard,
 	})
 	return l
+}
+
+// The structs of processes that the library fills.
+type (
+	ixmlProcessV1 struct {
+		PID  uint32
+		Used uint64
+	}
+	ixmlProcess struct {
+		PID                          uint32
+		Used                         uint64
+		GPUInstance, ComputeInstance uint32
+		Protected                    uint64
+	}
+)
+
+func TestIXMLProcesses(t *testing.T) {
+	topology := vendorsim.Topology{Cards: append(vendorsim.GPUs(1, 1024), vendorsim.IXBoards(1, 2, 32768)...)}
+	l := loadIXML(t, topology)
+	chip := l.chips(t, 2)[1]
+	n := uint32(0)
+	wantCode(t, "nvmlDeviceGetComputeRunningProcesses of none", l.Processes(chip, &n, nil), ixmlSuccess)
+	topology.Processes = []vendorsim.Process{
+		{Card: 2, PID: 4711, MemoryMiB: 300}, {Card: 1, PID: 9, MemoryMiB: 1}, {Card: 2, PID: 4712, MemoryMiB: vendorsim.UnknownMemory},
+	}
+	l.write(t, topology)
+	var v1 [2]ixmlProcessV1
+	var all [2]ixmlProcess
+	for _, room := range []uint32{0, 1} {
+		n = room
+		wantCode(t, "nvmlDeviceGetComputeRunningProcesses into too little", l.Processes(chip, &n, &v1[0]), ixmlInsufficientSize)
+		m := room
+		wantCode(t, "ixmlDeviceGetComputeAllProcesses into too little", l.AllProcesses(chip, &m, &all[0]), ixmlSuccess)
+		if n != 2 || m != 2 || all[1] != (ixmlProcess{}) {
+			t.Errorf("with room for %d, there are %d and %d processes, want 2; the second is %+v", room, n, m, all[1])
+		}
+	}
+	wantCode(t, "nvmlDeviceGetComputeRunningProcesses", l.Processes(chip, &n, &v1[0]), ixmlSuccess)
+	if want := [2]ixmlProcessV1{{4711, 300 << 20}, {4712, ^uint64(0)}}; n != 2 || v1 != want {
+		t.Errorf("%d processes: %+v, want %+v", n, v1, want)
+	}
+	wantCode(t, "ixmlDeviceGetComputeAllProcesses", l.AllProcesses(chip, &n, &all[0]), ixmlSuccess)
+	none := ^uint32(0)
+	if want := [2]ixmlProcess{{4711, 300 << 20, none, none, 0}, {4712, ^uint64(0), none, none, 0}}; n != 2 || all != want {
+		t.Errorf("%d processes: %+v, want %+v", n, all, want)
+	}
+	var memory nvmlMemory
+	wantCode(t, "nvmlDeviceGetMemoryInfo", l.Memory(chip, &memory), ixmlSuccess)
+	if memory.Used != 300<<20 {
+		t.Errorf("%d bytes are used, want the processes' among them", memory.Used)
+	}
+	wantCode(t, "nvmlDeviceGetComputeRunningProcesses without a list", l.Processes(chip, &n, nil), ixmlInvalidArgument)
+	wantCode(t, "ixmlDeviceGetComputeAllProcesses without a list", l.AllProcesses(chip, &n, nil), ixmlInvalidArgument)
 }
 
 // chips initialises the library and returns the handles of n chips.
@@ -174,12 +229,10 @@ func TestIXMLDescribesChips(t *testing.T) {
 	}
 	var use [2]uint32
 	wantCode(t, "nvmlDeviceGetUtilizationRates", l.Utilization(chip, &use), ixmlSuccess)
-	processes := uint32(9)
-	wantCode(t, "nvmlDeviceGetComputeRunningProcesses", l.Processes(chip, &processes, 0), ixmlSuccess)
 	var volts, thousandths uint32
 	wantCode(t, "ixmlDeviceGetGPUVoltage", l.Voltage(chip, &volts, &thousandths), ixmlSuccess)
-	if use != [2]uint32{} || processes != 0 || volts != 0 || thousandths == 0 {
-		t.Errorf("utilization %v, %d processes, %d.%03d V", use, processes, volts, thousandths)
+	if use != [2]uint32{} || volts != 0 || thousandths == 0 {
+		t.Errorf("utilization %v, %d.%03d V", use, volts, thousandths)
 	}
 
 	var found uintptr

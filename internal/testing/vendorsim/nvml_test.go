@@ -3,6 +3,7 @@ package vendorsim_test
 import (
 	"bytes"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -33,6 +34,11 @@ type (
 		PID                          uint32
 		Used                         uint64
 		GPUInstance, ComputeInstance uint32
+	}
+	nvmlUtilization struct {
+		PID                                       uint32
+		Timestamp                                 uint64
+		Multiprocessors, Memory, Encoder, Decoder uint32
 	}
 )
 
@@ -107,6 +113,7 @@ type nvml struct {
 	Processes   func(uintptr, *uint32, *nvmlProcess) int32
 	Graphics    func(uintptr, *uint32, *nvmlProcess) int32
 	MPS         func(uintptr, *uint32, *nvmlProcess) int32
+	Utilization func(_ uintptr, _ *nvmlUtilization, count *uint32, since uint64) int32
 	Rows        func(_ uintptr, _, _, _, _ *uint32) int32
 	LaneState   func(uintptr, uint32, *int32) int32
 	LanePCI     func(uintptr, uint32, *nvmlPCI) int32
@@ -125,6 +132,7 @@ func loadNVML(t testing.TB, topology vendorsim.Topology) *nvml {
 		"nvmlDeviceGetComputeRunningProcesses_v3":    &l.Processes,
 		"nvmlDeviceGetGraphicsRunningProcesses_v3":   &l.Graphics,
 		"nvmlDeviceGetMPSComputeRunningProcesses_v3": &l.MPS,
+		"nvmlDeviceGetProcessUtilization":            &l.Utilization,
 		"nvmlDeviceGetRemappedRows":                  &l.Rows,
 		"nvmlDeviceGetNvLinkState":                   &l.LaneState,
 		"nvmlDeviceGetNvLinkRemotePciInfo_v2":        &l.LanePCI,
@@ -245,6 +253,68 @@ func TestNVMLDescribesGPUs(t *testing.T) {
 	wantCode(t, "nvmlDeviceGetHandleByIndex_v2 of none", l.At(2, &same), 2)
 	wantCode(t, "nvmlShutdown", l.Shutdown(), 0)
 	wantCode(t, "nvmlDeviceGetIndex after nvmlShutdown", l.Index(other, &u), 1)
+}
+
+func TestNVMLProcessLists(t *testing.T) {
+	topology := vendorsim.Topology{Cards: vendorsim.GPUs(1, 40960), Processes: []vendorsim.Process{
+		{PID: 1, MemoryMiB: 1}, {PID: 2, Lists: vendorsim.ListGraphics}, {PID: 3, Lists: vendorsim.ListCompute | vendorsim.ListMPS},
+	}}
+	l := loadNVML(t, topology)
+	wantCode(t, "nvmlInit_v2", l.Init(), 0)
+	gpu := l.at(t, 0)
+	for _, list := range []struct {
+		call string
+		f    func(uintptr, *uint32, *nvmlProcess) int32
+		want []uint32
+	}{{"compute", l.Processes, []uint32{1, 3}}, {"graphics", l.Graphics, []uint32{2}}, {"MPS", l.MPS, []uint32{3}}} {
+		var got [4]nvmlProcess
+		n := uint32(len(got))
+		wantCode(t, list.call, list.f(gpu, &n, &got[0]), 0)
+		var pids []uint32
+		for _, p := range got[:n] {
+			pids = append(pids, p.PID)
+		}
+		if !slices.Equal(pids, list.want) {
+			t.Errorf("%s: processes %v, want %v", list.call, pids, list.want)
+		}
+	}
+}
+
+func TestNVMLProcessUtilization(t *testing.T) {
+	topology := vendorsim.Topology{Cards: vendorsim.GPUs(1, 40960), Processes: []vendorsim.Process{
+		{PID: 1, Utilization: 70}, {PID: 2}, {PID: 3, Utilization: 1, Lists: vendorsim.ListMPS},
+	}}
+	l := loadNVML(t, topology)
+	wantCode(t, "nvmlInit_v2", l.Init(), 0)
+	gpu := l.at(t, 0)
+	var got [2]nvmlUtilization
+	n := uint32(9)
+	wantCode(t, "nvmlDeviceGetProcessUtilization without a list", l.Utilization(gpu, nil, &n, 0), 7)
+	if n != 2 {
+		t.Fatalf("there are %d samples, want 2", n)
+	}
+	n = 1
+	wantCode(t, "nvmlDeviceGetProcessUtilization into too little", l.Utilization(gpu, &got[0], &n, 0), 7)
+	n = 2
+	wantCode(t, "nvmlDeviceGetProcessUtilization", l.Utilization(gpu, &got[0], &n, 0), 0)
+	at := got[0].Timestamp
+	if age := time.Since(time.UnixMicro(int64(at))); age < 0 || age > time.Minute {
+		t.Errorf("the sample is %v old", age)
+	}
+	if want := [2]nvmlUtilization{{1, at, 70, 0, 0, 0}, {3, at, 1, 0, 0, 0}}; n != 2 || got != want {
+		t.Errorf("%d samples: %+v, want %+v", n, got, want)
+	}
+	wantCode(t, "nvmlDeviceGetProcessUtilization of later", l.Utilization(gpu, &got[0], &n, at+uint64(time.Hour.Microseconds())), 6)
+	time.Sleep(200 * time.Millisecond) // for the next sample
+	n = 2
+	wantCode(t, "nvmlDeviceGetProcessUtilization again", l.Utilization(gpu, &got[0], &n, at), 0)
+	if got[0].Timestamp <= at {
+		t.Errorf("a sample of %d is not newer than %d", got[0].Timestamp, at)
+	}
+	wantCode(t, "nvmlDeviceGetProcessUtilization without a count", l.Utilization(gpu, &got[0], nil, 0), 2)
+	topology.Cards[0] = vendorsim.Partition(topology.Cards[0], "7g.40gb")
+	l.write(t, topology)
+	wantCode(t, "nvmlDeviceGetProcessUtilization in MIG mode", l.Utilization(gpu, &got[0], &n, 0), 3)
 }
 
 func TestNVMLProcesses(t *testing.T) {

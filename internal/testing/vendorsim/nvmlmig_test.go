@@ -3,6 +3,7 @@ package vendorsim_test
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -108,6 +109,7 @@ func loadMIG(t testing.TB, cards ...vendorsim.Card) (*nvmlMIG, *vendorsim.Topolo
 		"nvmlGpuInstanceGetComputeInstanceProfileInfoV": &l.ComputeProfileV,
 		"nvmlGpuInstanceGetComputeInstanceById":         &l.ComputeInstance,
 		"nvmlComputeInstanceGetInfo_v2":                 &l.ComputeInfo,
+		"nvmlDeviceGetComputeRunningProcesses_v3":       &l.Processes,
 	})
 	wantCode(t, "nvmlInit_v2", l.Init(), success)
 	return l, &topology
@@ -138,6 +140,52 @@ func (l *nvmlMIG) instance(t testing.TB, gpu, index uint32) vendorsim.MIGInstanc
 	wantCode(t, "nvmlDeviceGetMemoryInfo", l.Memory(handle, &memory), success)
 	m.Index, m.GI, m.CI, m.MemoryMiB = int(number), int(gi), int(ci), int64(memory.Total>>20)
 	return m
+}
+
+func TestMIGProcesses(t *testing.T) {
+	card := vendorsim.Partition(vendorsim.GPUs(1, 40960)[0], "3g.20gb", "1c.2g.10gb", "1c.2g.10gb")
+	l, topology := loadMIG(t, card)
+	topology.Processes = []vendorsim.Process{
+		{MIG: new(0), PID: 10, MemoryMiB: 300}, {MIG: new(1), PID: 11, MemoryMiB: 20}, {MIG: new(2), PID: 12, MemoryMiB: 4},
+	}
+	l.write(t, *topology)
+	var all []nvmlProcess
+	for i, used := range []uint64{300, 24, 24} { // the last two have the memory of one GPU instance
+		handle := l.mig(t, 0, uint32(i))
+		m := topology.MIGInstances(0)[i]
+		want := nvmlProcess{uint32(10 + i), uint64(topology.Processes[i].MemoryMiB) << 20, uint32(m.GI), uint32(m.CI)}
+		all = append(all, want)
+		var got [3]nvmlProcess
+		n := uint32(len(got))
+		wantCode(t, "nvmlDeviceGetComputeRunningProcesses_v3 of a MIG device", l.Processes(handle, &n, &got[0]), success)
+		if n != 1 || got[0] != want {
+			t.Errorf("MIG device %d: %d processes: %+v, want %+v", i, n, got, want)
+		}
+		var memory nvmlMemory
+		wantCode(t, "nvmlDeviceGetMemoryInfo of a MIG device", l.Memory(handle, &memory), success)
+		if memory.Used != used<<20 || memory.Free != memory.Total-memory.Used {
+			t.Errorf("MIG device %d: memory is %+v, want %d MiB used", i, memory, used)
+		}
+	}
+	gpu := l.at(t, 0)
+	wantAll := func(what string, used uint64, want ...nvmlProcess) {
+		t.Helper()
+		got := make([]nvmlProcess, 4)
+		n := uint32(len(got))
+		wantCode(t, "nvmlDeviceGetComputeRunningProcesses_v3", l.Processes(gpu, &n, &got[0]), success)
+		if !slices.Equal(got[:n], want) {
+			t.Errorf("%s: processes %+v, want %+v", what, got[:n], want)
+		}
+		var memory nvmlMemory
+		wantCode(t, "nvmlDeviceGetMemoryInfo", l.Memory(gpu, &memory), success)
+		if memory.Used != used<<20 {
+			t.Errorf("%s: %d bytes are used, want %d MiB", what, memory.Used, used)
+		}
+	}
+	wantAll("the GPU", 324, all...)
+	topology.Cards[0].MIG = vendorsim.MIGDisabled
+	l.write(t, *topology)
+	wantAll("the GPU out of MIG mode", 0)
 }
 
 // model returns a GPU that MIG can divide.

@@ -4,17 +4,65 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 )
 
-// Process is a process that computes on a card.
+// Process is a process that uses a card.
 type Process struct {
-	// Card is the number of its card, which is NVIDIA's.
+	// Card is the number of its card.
 	Card int
-	PID  int
+	// MIG is the number of its MIG device on the card; nil for the card itself. While the
+	// card is not in MIG mode, no library lists the process.
+	MIG *int
+	PID int
 	// MemoryMiB is in use beside Card.UsedMiB; UnknownMemory for an amount that the
 	// library does not know.
 	MemoryMiB int64
+	// Utilization is the part of the card's compute time that it has, in percent. Only
+	// NVIDIA's library reports it.
+	Utilization int
+	// Lists are those of NVIDIA's library that it is in, ListCompute when 0.
+	Lists ProcessLists
+}
+
+// ProcessLists are lists of processes of NVIDIA's library.
+type ProcessLists uint
+
+// The lists of processes.
+const (
+	ListCompute ProcessLists = 1 << iota
+	ListGraphics
+	ListMPS
+)
+
+// processLists are the lists in a topology file.
+var processLists = []string{"compute", "graphics", "mps"}
+
+// String returns the value of a lists key.
+func (l ProcessLists) String() string {
+	var names []string
+	for i, name := range processLists {
+		if l&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+func parseLists(value string) (l ProcessLists, err error) {
+	for name := range strings.SplitSeq(value, ",") {
+		name = trim(name)
+		i := slices.Index(processLists, name)
+		switch {
+		case i < 0:
+			return 0, fmt.Errorf("lists names \"%s\", which is not compute, graphics or mps", name)
+		case l&(1<<i) != 0:
+			return 0, fmt.Errorf("lists names %s twice", name)
+		}
+		l |= 1 << i
+	}
+	return l, nil
 }
 
 // UnknownMemory is the MemoryMiB of a Process whose use the library does not know.
@@ -29,6 +77,27 @@ func (p Process) encode(b *strings.Builder, number int) {
 		memory = fmt.Sprint(p.MemoryMiB)
 	}
 	fmt.Fprintf(b, "\n[process %d]\ncard = %d\npid = %d\nmib = %s\n", number, p.Card, p.PID, memory)
+	if p.MIG != nil {
+		fmt.Fprintf(b, "mig = %d\n", *p.MIG)
+	}
+	if p.Utilization != 0 {
+		fmt.Fprintf(b, "utilization = %d\n", p.Utilization)
+	}
+	if p.Lists != 0 {
+		fmt.Fprintf(b, "lists = %s\n", p.Lists)
+	}
+}
+
+// onMIG reports whether the process is on that MIG device.
+func (p Process) onMIG(d MIGDevice) bool { return d.Index == *p.MIG }
+
+// cloneProcesses returns a copy that shares nothing with processes.
+func cloneProcesses(processes []Process) []Process {
+	processes = slices.Clone(processes)
+	for i := range processes {
+		processes[i].MIG = clonePointer(processes[i].MIG)
+	}
+	return processes
 }
 
 // processFaults returns what is wrong with the places of the processes, by their place;
@@ -41,8 +110,10 @@ func processFaults(cards []Card, processes []Process) map[int]error {
 		case p.Card < 0 || p.Card >= len(cards):
 			faults[i] = errors.New("names a card that is not there")
 			continue
-		case cards[p.Card].Vendor != NVIDIA:
-			faults[i] = errors.New("is on a card that is not NVIDIA's")
+		case (p.Utilization != 0 || p.Lists != 0) && cards[p.Card].Vendor != NVIDIA:
+			faults[i] = errors.New("has what only NVIDIA's library reports")
+		case p.MIG != nil && !slices.ContainsFunc(cards[p.Card].MIGDevices, p.onMIG):
+			faults[i] = errors.New("is on a MIG device that its card does not have")
 		}
 		used[p.Card] += max(p.MemoryMiB, 0)
 		if c := cards[p.Card]; faults[i] == nil && c.UsedMiB+used[p.Card] > c.MemoryMiB {
@@ -63,7 +134,9 @@ func (t Topology) checkProcesses() (errs []error) {
 			memory = 0
 		}
 		for _, err := range []error{
-			checkRange("pid", int64(p.PID), 1, maxPID), checkRange("mib", memory, 0, math.MaxUint32), faults[i],
+			checkRange("pid", int64(p.PID), 1, maxPID), checkRange("mib", memory, 0, math.MaxUint32),
+			checkRange("utilization", int64(p.Utilization), 0, 100),
+			checkRange("lists", int64(p.Lists), 0, 1<<len(processLists)-1), faults[i], //nolint:gosec // a mask of a few bits
 		} {
 			if err != nil {
 				errs = append(errs, fmt.Errorf("[process %d]: %w", i, err))
@@ -112,6 +185,17 @@ func (p *parser) processKey(key, value string) (err error) {
 			return nil
 		}
 		p.process.MemoryMiB, err = parseInteger(key, value, 0, math.MaxUint32)
+		return err
+	case "mig":
+		n, err = parseInteger(key, value, 0, MaxMIGDevices-1)
+		p.process.MIG = new(int(n))
+		return err
+	case "utilization":
+		n, err = parseInteger(key, value, 0, 100)
+		p.process.Utilization = int(n)
+		return err
+	case "lists":
+		p.process.Lists, err = parseLists(value)
 		return err
 	}
 	return p.unknownKey(key)

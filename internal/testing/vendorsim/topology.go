@@ -31,7 +31,7 @@ type Topology struct {
 	Cards []Card
 	// Links are the direct connections between cards (NVLink).
 	Links []Link
-	// Processes are those that compute on NVIDIA's cards. They are numbered from 0.
+	// Processes are those that use cards. They are numbered from 0.
 	Processes []Process
 }
 
@@ -306,7 +306,7 @@ func (t Topology) Clone() Topology {
 		t.Libraries[vendor] = l
 	}
 	t.Links = slices.Clone(t.Links)
-	t.Processes = slices.Clone(t.Processes)
+	t.Processes = cloneProcesses(t.Processes)
 	t.Cards = slices.Clone(t.Cards)
 	for i := range t.Cards {
 		c := &t.Cards[i]

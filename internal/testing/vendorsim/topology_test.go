@@ -87,6 +87,9 @@ mib = 300
 card = 2
 pid = 4194304
 mib = n/a
+mig = 3
+utilization = 100
+lists = mps , compute
 `
 
 // TestEveryVendorHasAStandIn: and no other has.
@@ -111,7 +114,10 @@ func TestParse(t *testing.T) {
 		Drivers:   map[string]vendorsim.Driver{"nvidia": {State: vendorsim.DriverAbsent, CUDA: "12.4"}},
 		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Delay: 7 * time.Millisecond}}},
 		Links:     []vendorsim.Link{{A: 2, B: 3, Lanes: 12, OneWay: true}},
-		Processes: []vendorsim.Process{{Card: 3, PID: 4711, MemoryMiB: 300}, {Card: 2, PID: 4194304, MemoryMiB: vendorsim.UnknownMemory}},
+		Processes: []vendorsim.Process{{Card: 3, PID: 4711, MemoryMiB: 300}, {
+			Card: 2, MIG: new(3), PID: 4194304, MemoryMiB: vendorsim.UnknownMemory, Utilization: 100,
+			Lists: vendorsim.ListCompute | vendorsim.ListMPS,
+		}},
 		Cards: []vendorsim.Card{
 			{
 				Vendor: "enflame", Model: "S60", UUID: "U53000090104",
@@ -286,13 +292,13 @@ var brokenFiles = map[string]struct {
 	"processes": {
 		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 10\nused_mib = 2\n[card 1]\nvendor = enflame\nuuid = b\nmemory_mib = 10\n" +
 			"[process]\n[process 256]\n[process 0]\ncard = 0\npid = 1\nmib = 8\n[process 0]\n[process 1]\ncard = 0\npid = 2\nmib = 1\n" +
-			"[process 2]\ncard = 1\npid = 3\nmib = n/a\n[process 3]\ncard = 2\npid = 0\nmib = much\nspeed = 3\n[process 4]\n",
+			"[process 2]\ncard = 1\npid = 3\nmib = 11\n[process 3]\ncard = 2\npid = 0\nmib = much\nspeed = 3\n[process 4]\n",
 		[]string{
 			`10: unknown section [process]`,
 			`11: process = "256" is not an integer from 0 to 255`,
 			`16: process 0 is described twice, first in line 12`,
 			`17: [process 1] needs more memory than its card has left`,
-			`21: [process 2] is on a card that is not NVIDIA's`,
+			`21: [process 2] needs more memory than its card has left`,
 			`25: [process 3] names a card that is not there`,
 			`27: pid = "0" is not an integer from 1 to 4194304`,
 			`28: mib = "much" is not an integer from 0 to 4294967295`,
@@ -309,8 +315,29 @@ var brokenFiles = map[string]struct {
 	},
 	"a process without a card": {"[process 0]\ncard = 0\npid = 1\nmib = 9\n",
 		[]string{`1: [process 0] names a card that is not there`}},
-	"a process on a GCU": {"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 10\n[process 0]\ncard = 0\npid = 1\nmib = 9\n",
-		[]string{`5: [process 0] is on a card that is not NVIDIA's`}},
+	"a GCU's process with utilization": {
+		"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 10\n[process 0]\ncard = 0\npid = 1\nmib = 9\nutilization = 1\n",
+		[]string{`5: [process 0] has what only NVIDIA's library reports`}},
+	"an IX GPU's process in a list": {
+		"[card 0]\nvendor = iluvatar\nuuid = a\nmemory_mib = 10\n[process 0]\ncard = 0\npid = 1\nmib = 9\nlists = compute\n",
+		[]string{`5: [process 0] has what only NVIDIA's library reports`}},
+	"a process on no MIG device": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 40960\n[mig 0.1]\nprofile = 1g.5gb\n" +
+			"[process 0]\ncard = 0\npid = 1\nmib = 9\nmig = 0\n",
+		[]string{`7: [process 0] is on a MIG device that its card does not have`}},
+	"keys of a process": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 10\n[process 0]\ncard = 0\npid = 1\nmib = 9\n" +
+			"mig = 7\nutilization = 101\nlists = \n[process 1]\nlists = mps,video\n[process 2]\nlists = mps,mps\n",
+		[]string{
+			`5: [process 0] is on a MIG device that its card does not have`,
+			`9: mig = "7" is not an integer from 0 to 6`, `10: utilization = "101" is not an integer from 0 to 100`,
+			`11: lists names "", which is not compute, graphics or mps`,
+			`12: [process 1] has no card`, `12: [process 1] has no pid`, `12: [process 1] has no mib`,
+			`13: lists names "video", which is not compute, graphics or mps`,
+			`14: [process 2] has no card`, `14: [process 2] has no pid`, `14: [process 2] has no mib`,
+			`15: lists names mps twice`,
+		},
+	},
 	"a process without its memory": {"[process 0]\ncard = 0\npid = 1\n", []string{`1: [process 0] has no mib`,
 		`1: [process 0] names a card that is not there`}},
 	"not text": {"[driver]\nversion = 1\x00\n", []string{"1: the file is not text, it contains a NUL byte"}},
@@ -341,9 +368,12 @@ func TestWriteAndReadBack(t *testing.T) {
 		},
 		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Fail: vendorsim.Failures{"c": 3},
 			Slow: vendorsim.Delays{"d": time.Second}}}},
-		Cards:     slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
-		Links:     vendorsim.AllLinked(2, 3, 4),
-		Processes: []vendorsim.Process{{Card: 2, PID: 7, MemoryMiB: 300}, {Card: 2, PID: 8, MemoryMiB: vendorsim.UnknownMemory}},
+		Cards: slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
+		Links: vendorsim.AllLinked(2, 3, 4),
+		Processes: []vendorsim.Process{{Card: 2, PID: 7, MemoryMiB: 300}, {Card: 2, PID: 8, MemoryMiB: vendorsim.UnknownMemory},
+			{Card: 0, PID: 9, MemoryMiB: 1},
+			{Card: 3, MIG: new(2), PID: 10, Utilization: 7, Lists: vendorsim.ListGraphics | vendorsim.ListMPS},
+		},
 	}
 	want.Links[1].OneWay = true
 	want.Cards[2].PCI, want.Cards[2].Switch, want.Cards[2].HealthBits = "0000:3b:00.0", "s0", 0x14
@@ -379,7 +409,7 @@ func TestWriteAndReadBack(t *testing.T) {
 	other.Drivers["nvidia"] = vendorsim.Driver{}
 	other.Libraries["iluvatar"].Fail["c"] = 4
 	other.Links[0].Lanes = 1
-	other.Processes[0].PID = 9
+	other.Processes[0].PID, *other.Processes[3].MIG = 9, 0
 	other.Cards[3].MIGDevices[0].Profile = "2g.10gb"
 	*other.Cards[3].MIGDevices[1].GI, *other.Cards[3].MIGDevices[1].MemoryMiB = 1, 2
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -416,7 +446,10 @@ func TestValidate(t *testing.T) {
 		Links: []vendorsim.Link{
 			{A: 0, B: 1, Lanes: 1}, {A: 1, B: 0, Lanes: 1}, {A: 1, B: 1, Lanes: 1}, {A: 0, B: 4, Lanes: 1}, {A: 3, B: 0},
 		},
-		Processes: []vendorsim.Process{{Card: 5}, {Card: 1, PID: 1, MemoryMiB: -2}, {Card: 2, PID: 1, MemoryMiB: 40961}},
+		Processes: []vendorsim.Process{
+			{Card: 5}, {Card: 1, PID: 1, MemoryMiB: -2, Utilization: -1}, {Card: 2, PID: 1, MemoryMiB: 40961},
+			{Card: 2, PID: 1, MIG: new(0), Lists: 8},
+		},
 	}
 	want := `[driver]: state = "asleep" is not loaded, absent or broken
 [driver]: version = " 1" cannot be written: line breaks, outer white space or a comment
@@ -460,8 +493,11 @@ func TestValidate(t *testing.T) {
 [process 0]: pid = "0" is not an integer from 1 to 4194304
 [process 0]: names a card that is not there
 [process 1]: mib = "-2" is not an integer from 0 to 4294967295
-[process 1]: is on a card that is not NVIDIA's
-[process 2]: needs more memory than its card has left`
+[process 1]: utilization = "-1" is not an integer from 0 to 100
+[process 1]: has what only NVIDIA's library reports
+[process 2]: needs more memory than its card has left
+[process 3]: lists = "8" is not an integer from 0 to 7
+[process 3]: is on a MIG device that its card does not have`
 	err := topology.Validate()
 	if err == nil {
 		t.Fatal("no mistake was found")

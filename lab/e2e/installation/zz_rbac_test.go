@@ -38,16 +38,17 @@ func TestZRightsAreUsed(t *testing.T) {
 func TestUninstallRightsAreUsed(t *testing.T) {
 	complete, long := allRan()
 	values := func(name string) string { return filepath.Join(lab.CLI.Repository, "lab", "values", name) }
-	rendered := [][]string{{"--set", "uninstall.removeLogs=true"}, {"--set", "scheduler.mode=dedicated"}}
+	rendered := [][]string{{"--set", "uninstall.removeLogs=true"}}
 	if long {
-		rendered = append(rendered,
+		rendered = append(rendered, []string{"--set", "scheduler.mode=dedicated"},
 			[]string{"--set", "uninstall.nodeStatus=true", "--values", values(demos.MixedValues), "--values", values(demos.PoolValues)})
 	}
 	rightsAreUsed(t, complete, []string{"divvy-system/divvy-uninstall"}, rendered...)
 }
 
 // allRan reports whether all tests of this package run, and whether those of "make
-// test-long" are among them, which alone remove a pool and entries of the node's status.
+// test-long" are among them, which alone remove a pool, the dedicated scheduler and
+// entries of the node's status.
 func allRan() (complete, long bool) {
 	skip := flag.Lookup("test.skip").Value.String()
 	complete = flag.Lookup("test.run").Value.String() == "" && (skip == "" || skip == os.Getenv("LONG"))

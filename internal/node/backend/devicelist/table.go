@@ -6,6 +6,7 @@ package devicelist
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -122,6 +123,30 @@ func (r *Table) Index(id accel.DeviceID) (index int, ok bool) {
 	defer r.mu.Unlock()
 	d, ok := r.known[id]
 	return d.index, ok
+}
+
+// Listed returns a device that the last discovery listed.
+func (r *Table) Listed(id accel.DeviceID) (accel.Device, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, d := range r.last.Devices {
+		if d.ID == id {
+			return d, nil
+		}
+	}
+	if _, ok := r.known[id]; ok {
+		return accel.Device{}, fmt.Errorf("%s: device %s is not found any more", r.kind.Vendor, id)
+	}
+	return accel.Device{}, fmt.Errorf("%s: device %s was never found on this node", r.kind.Vendor, id)
+}
+
+// Confirm returns an error unless the device that the library has at the index of d now
+// is d. When a device is gone, the library may give its index to another.
+func (r *Table) Confirm(d accel.Device, now accel.DeviceID) error {
+	if now == d.ID {
+		return nil
+	}
+	return fmt.Errorf("%s: device %s was %s %s, which is %s now", r.kind.Vendor, d.ID, r.kind.Noun, accel.IndexText(d.Index), now)
 }
 
 // Last returns what the last discovery found.

@@ -31,7 +31,7 @@ const Vendor = "enflame"
 var kind = devicelist.Kind{Vendor: Vendor, Noun: "card", File: "dev/gcu", CDI: "enflame.com/gcu"}
 
 // Backend reaches the GCUs of this node. It is a backend.Backend, a
-// backend.Notifier and a backend.Labeler.
+// backend.Notifier, a backend.Labeler and a backend.Meter.
 type Backend struct {
 	options backend.Options
 	loader  *libloader.Loader[*library]

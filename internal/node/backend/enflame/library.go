@@ -44,6 +44,30 @@ type cardMemory struct {
 	_          uint32
 }
 
+// maxProcesses is the most processes that EfmlGetProcessInfo lists of a card, as
+// libefml's header says.
+const maxProcesses = 64
+
+// process is one of those that EfmlGetProcessInfo lists: 24 bytes.
+//
+// The header gives no unit of the amounts. They are taken for bytes: they have 64 bits, as
+// the amounts have that the header's other functions give in bytes, while what is in MiB
+// has 32; and the newer interface gives bytes. If they are in a larger unit, what a process
+// uses is reported as far too little, so that no process is wrongly said to use too much.
+type process struct {
+	PID uint32
+	_   uint32
+	// Device is of the card's memory, System of the host's.
+	Device, System uint64
+}
+
+// processList is what EfmlGetProcessInfo fills. Its count is output only, so the list
+// is longer than the library should need.
+type processList struct {
+	Count   uint32
+	Entries [4 * maxProcesses]process
+}
+
 // event is what EfmlGetEvent fills: 136 bytes.
 type event struct {
 	Card    uint32
@@ -74,6 +98,7 @@ type library struct {
 	name          func(uint32, *text) int32
 	numa          func(uint32, *int32) int32
 	event         func(milliseconds int32, _ *event) int32
+	processes     func(card uint32, count *uint32, _ *process) int32
 	// health fills a C bool. Its name differs between releases.
 	health     func(uint32, *byte) int32
 	healthName string
@@ -107,6 +132,7 @@ func (l *library) bind() error {
 		{&l.name, "EfmlGetDevName"},
 		{&l.numa, "EfmlGetNumaNode"},
 		{&l.event, "EfmlGetEvent"},
+		{&l.processes, "EfmlGetProcessInfo"},
 	})
 	for _, name := range []string{"EfmlGetDevHealth", "EfmlGetDevIsHealth"} {
 		if l.Bind(libfile.Symbols{{&l.health, name}}) == nil {

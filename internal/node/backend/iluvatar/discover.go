@@ -120,9 +120,12 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 	}
 	c.Minor = int(minor)
 
-	c.MemoryBytes, err = b.memory(ctx, lib, c.handle)
+	memory, err := b.memory(ctx, lib, c.handle)
 	if err != nil {
 		return c, err
+	}
+	if c.MemoryBytes, err = devicelist.Memory("nvmlDeviceGetMemoryInfo", memory.Total); err != nil {
+		return c, fmt.Errorf("chip %d: %w", index, err)
 	}
 
 	pci, err := queryChip(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", c.handle, lib.chip.pci)
@@ -147,25 +150,16 @@ func (b *Backend) handle(ctx context.Context, on *callqueue.Queue, lib *library,
 	})
 }
 
-// memory asks for a chip's memory in bytes. Releases differ in which of two
-// functions works.
-func (b *Backend) memory(ctx context.Context, lib *library, c handle) (int64, error) {
+// memory asks for a chip's memory. Releases differ in which of two functions works.
+func (b *Backend) memory(ctx context.Context, lib *library, c handle) (memoryInfo, error) {
 	info, err := queryChip(ctx, b, lib, "nvmlDeviceGetMemoryInfo", c, lib.chip.memory)
-	total := info.Total
 	if unsupported(err) && lib.chip.memoryV2 != nil {
 		var v2 memoryInfoV2
 		v2, err = queryChip(ctx, b, lib, "nvmlDeviceGetMemoryInfo_v2", c, func(at uintptr, out *memoryInfoV2) int32 {
 			out.Version = memoryVersion2
 			return lib.chip.memoryV2(at, out)
 		})
-		total = v2.Total
+		info = memoryInfo{Total: v2.Total, Free: v2.Free, Used: v2.Used}
 	}
-	if err != nil {
-		return 0, err
-	}
-	size, err := devicelist.Memory("nvmlDeviceGetMemoryInfo", total)
-	if err != nil {
-		return 0, fmt.Errorf("chip %d: %w", c.index, err)
-	}
-	return size, nil
+	return info, err
 }

@@ -40,7 +40,7 @@ var kind = devicelist.Kind{
 }
 
 // Backend reaches the GPUs of this node. It is a backend.Backend, a
-// backend.Notifier and a backend.Labeler.
+// backend.Notifier, a backend.Labeler and a backend.Meter.
 type Backend struct {
 	options backend.Options
 	sysfs   sysfs.Root

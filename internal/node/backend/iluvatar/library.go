@@ -71,6 +71,22 @@ type memoryInfoV2 struct {
 // into the lower bits.
 const memoryVersion2 = 40 | 2<<24
 
+// process is one of those that nvmlDeviceGetComputeRunningProcesses lists: 16 bytes. The
+// amount is in bytes, as the vendor's header says.
+type process struct {
+	PID uint32
+	_   uint32
+	// Used is of the chip's memory, all ones if that is not known.
+	Used uint64
+}
+
+// anyProcess is one of those that ixmlDeviceGetComputeAllProcesses lists: 32 bytes.
+type anyProcess struct {
+	process
+	GPUInstance, ComputeInstance uint32
+	UsedProtected                uint64
+}
+
 // event is what nvmlEventSetWait_v2 fills: 32 bytes.
 type event struct {
 	Device                       uintptr
@@ -105,6 +121,9 @@ type chipFunctions struct {
 	memoryV2 func(uintptr, *memoryInfoV2) int32
 	pci      func(uintptr, *pciInfo) int32
 	health   func(uintptr, *uint64) int32
+	// Both are given in count how much room there is, and set it to how many there are.
+	processes    func(_ uintptr, count *uint32, _ *process) int32
+	allProcesses func(_ uintptr, count *uint32, _ *anyProcess) int32
 }
 
 // boardFunctions say which chips are near each other.
@@ -170,6 +189,8 @@ func (l *library) bind() error {
 		{&l.chip.name, "nvmlDeviceGetName"},
 		{&l.chip.pci, "nvmlDeviceGetPciInfo_v3"},
 		{&l.chip.health, "ixmlDeviceGetHealth"},
+		{&l.chip.processes, "nvmlDeviceGetComputeRunningProcesses"},
+		{&l.chip.allProcesses, "ixmlDeviceGetComputeAllProcesses"},
 		{&l.board.position, "ixmlDeviceGetBoardPosition"},
 		{&l.board.id, "nvmlDeviceGetBoardId"},
 		{&l.board.multi, "nvmlDeviceGetMultiGpuBoard"},
@@ -259,6 +280,9 @@ func queryChip[T any](ctx context.Context, b *Backend, lib *library, name string
 func queryChipOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, name string, c handle,
 	f func(uintptr, *T) int32) (T, error) {
 	return queryOn(ctx, b, on, lib, c.index, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *T) int32 {
+		if c.stale(b) {
+			return codeUninitialised
+		}
 		return f(c.value, out)
 	})
 }
@@ -267,6 +291,9 @@ func queryChipOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, li
 func queryText(ctx context.Context, b *Backend, lib *library, name string, c handle, size uint32,
 	f func(uintptr, *text, uint32) int32) (string, error) {
 	t, err := queryOn(ctx, b, b.loader.Calls, lib, c.index, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *text) int32 {
+		if c.stale(b) {
+			return codeUninitialised
+		}
 		return f(c.value, out, size)
 	})
 	return t.String(), err
@@ -305,7 +332,14 @@ func eitherWay[T any](ctx context.Context, b *Backend, lib *library, name string
 type handle struct {
 	index int
 	value uintptr
+	// session is that of the loader if the library may be shut down meanwhile; 0 for a
+	// discovery, during which it is not.
+	session uint64
 }
+
+// stale reports whether the library was initialised again since it returned the handle. It
+// is for a queue of the loader.
+func (c handle) stale(b *Backend) bool { return c.session != 0 && c.session != b.loader.Session() }
 
 // oneLine is the text of errors that were joined, on one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -12,29 +12,41 @@ import (
 // Discover calls discover when no other discovery runs, and turns its error
 // into one that backend.Backend promises. During a pause it releases the library instead.
 func (s *Loader[L]) Discover(ctx context.Context, discover func() (backend.Found, error)) (backend.Found, error) {
-	canceled := func() (backend.Found, error) {
-		return backend.Found{}, fmt.Errorf("discover %s devices: %w", s.steps.Vendor, ctx.Err())
+	var found backend.Found
+	err := s.alone(ctx, func() (err error) {
+		found, err = discover()
+		return err
+	})
+	if err != nil {
+		return backend.Found{}, s.explain(ctx, "discover", err)
 	}
+	return found, nil
+}
+
+// alone calls f when no discovery runs, unless the library is paused.
+func (s *Loader[L]) alone(ctx context.Context, f func() error) error {
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
 	case <-ctx.Done():
-		return canceled()
+		return ctx.Err()
 	}
-	var found backend.Found
-	err := s.paused(ctx)
-	if err == nil {
-		found, err = discover()
+	if err := s.paused(ctx); err != nil {
+		return err
 	}
+	return f()
+}
+
+// explain turns an error about the library as a whole into one that package backend
+// promises.
+func (s *Loader[L]) explain(ctx context.Context, doing string, err error) error {
 	switch {
-	case err == nil:
-		return found, nil
 	case errors.Is(err, backend.ErrClosed):
-		return backend.Found{}, backend.ErrClosed
+		return backend.ErrClosed
 	case ctx.Err() != nil:
-		return canceled()
+		return fmt.Errorf("%s %s devices: %w", doing, s.steps.Vendor, ctx.Err())
 	}
-	return backend.Found{}, &backend.UnavailableError{Vendor: s.steps.Vendor, Err: err, Silent: Hung(err) != nil}
+	return &backend.UnavailableError{Vendor: s.steps.Vendor, Err: err, Silent: Hung(err) != nil}
 }
 
 // Listing is what a library says about all devices.

@@ -88,6 +88,8 @@ type Loader[L Library] struct {
 	// initialised is true from a successful Init to Shutdown. It is written on
 	// both queues.
 	initialised atomic.Bool
+	// session counts the times that Init succeeded. It is written on both queues.
+	session atomic.Uint64
 
 	mu     sync.Mutex // guards what follows; not held during calls of the library
 	lib    L          // zero when none is loaded; written on both queues
@@ -141,6 +143,11 @@ func (s *Loader[L]) Current() (L, error) {
 // Initialised reports whether the library is loaded and initialised.
 func (s *Loader[L]) Initialised() bool { return s.initialised.Load() }
 
+// Session numbers the time from one initialisation of the library to the next. A handle
+// that the library returned in one session must not be used in another. On a queue, it
+// does not change.
+func (s *Loader[L]) Session() uint64 { return s.session.Load() }
+
 // Call runs f, which calls functions of lib about the device of that index or
 // callqueue.Library, on one of the loader's queues; name is what errors call it. It fails with backend.ErrClosed when lib is no longer
 // the library that is loaded, and with ErrNotInitialised between the moment in which
@@ -193,6 +200,9 @@ func (s *Loader[L]) ready(ctx context.Context) (lib L, fresh bool, err error) {
 			return struct{}{}, nil
 		}
 		err := s.steps.Init(loaded)
+		if err == nil {
+			s.session.Add(1)
+		}
 		s.initialised.Store(err == nil)
 		return struct{}{}, err
 	})

@@ -162,7 +162,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	switch {
 	case unsupported(err): // the GPU shares the CPU's memory; it has none to be shared by, but is good as a whole
 	case err != nil:
-		return g, monitorHint(g, err)
+		return g, monitorHint(g.Partitioned, err)
 	default:
 		if g.MemoryBytes, err = devicelist.Memory("nvmlDeviceGetMemoryInfo", memory.Total); err != nil {
 			return g, fmt.Errorf("GPU %d: %w", index, err)
@@ -178,7 +178,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	cut := g.Partitioned && b.options.MIG != backend.MIGNone
 	if cut {
 		if g.mig, err = migDevices(ctx, b, lib, g); err != nil {
-			return g, monitorHint(g, err)
+			return g, monitorHint(g.Partitioned, err)
 		}
 	}
 	g.Health = gravest(b.options, slices.Concat(g.described.ailments, told.ofGPU(g.ID, cut)))

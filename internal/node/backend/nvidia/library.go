@@ -54,6 +54,8 @@ var (
 		"nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo",
 		"nvmlGpuInstanceGetComputeInstanceById", "nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetGpuInstanceProfileInfo",
 		"nvmlGpuInstanceGetComputeInstanceProfileInfo",
+		"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3",
+		"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization",
 	}
 )
 

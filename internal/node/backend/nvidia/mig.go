@@ -395,8 +395,8 @@ func readProc(o backend.Options, file string) string {
 }
 
 // monitorHint explains an error about a GPU in MIG mode that the daemon's rights cause.
-func monitorHint(g *gpu, err error) error {
-	if !g.Partitioned || !libloader.HasCode(err, nvml.ERROR_NO_PERMISSION) {
+func monitorHint(partitioned bool, err error) error {
+	if !partitioned || !libloader.HasCode(err, nvml.ERROR_NO_PERMISSION) {
 		return err
 	}
 	return errors.Join(err, errors.New("a GPU in MIG mode is read with the monitor capability only; the host's /dev must be mounted into "+

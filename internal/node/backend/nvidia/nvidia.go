@@ -35,6 +35,7 @@ var (
 	_ backend.Notifier  = (*Backend)(nil)
 	_ backend.Labeler   = (*Backend)(nil)
 	_ backend.Specifier = (*Backend)(nil)
+	_ backend.Meter     = (*Backend)(nil)
 )
 
 // kind is what the vendor's devices are called. The kind of CDI devices is Divvy's
@@ -52,9 +53,9 @@ var kind = devicelist.Kind{
 }
 
 // Backend reaches the GPUs of this node. It is a backend.Backend, a
-// backend.Notifier, a backend.Labeler and a backend.Specifier.
+// backend.Notifier, a backend.Labeler, a backend.Specifier and a backend.Meter.
 type Backend struct {
-	backend.Specifier
+	abilities
 	options backend.Options
 	sysfs   sysfs.Root
 	loader  *libloader.Loader[*library]
@@ -91,6 +92,12 @@ type Backend struct {
 	born uint64
 	// lost is true when the last wait for an event ended because a GPU is lost.
 	lost bool
+}
+
+// abilities are those of a Backend that have types of their own.
+type abilities struct {
+	backend.Specifier
+	backend.Meter
 }
 
 // unheard are the GPUs whose events cannot be heard although they have some, with the
@@ -130,6 +137,7 @@ func New(o backend.Options) (*Backend, error) {
 		Bound:        func() string { return b.sysfs.Bound("nvidia") },
 	})
 	b.Specifier = &specifier{options: o, devices: b.table.Last, library: b.loader.Current}
+	b.Meter = &meter{backend: b, recent: map[accel.DeviceID]utilization{}}
 	return b, nil
 }
 

@@ -43,6 +43,14 @@ struct efml_mem {
 	uint32_t pad;
 };
 
+/* What a process uses. The vendor's header names no unit; Divvy takes it for bytes. */
+struct efml_process {
+	uint32_t pid;
+	uint64_t device, system;
+};
+
+enum { EFML_PROCESSES = 64 }; /* at most, of a card */
+
 struct efml_event {
 	uint32_t id; /* the card */
 	int32_t type;
@@ -51,6 +59,7 @@ struct efml_event {
 
 _Static_assert(sizeof(struct efml_info) == 156, "EfmlGetDevInfo fills 156 bytes");
 _Static_assert(sizeof(struct efml_mem) == 16, "EfmlGetDevMem fills 16 bytes");
+_Static_assert(sizeof(struct efml_process) == 24, "EfmlGetProcessInfo fills 24 bytes for each process");
 _Static_assert(sizeof(struct efml_event) == 136, "EfmlGetEvent fills 136 bytes");
 
 static struct sim sim = SIM_INIT("enflame");
@@ -292,8 +301,32 @@ EFML_API int EfmlGetDevMem(uint32_t index, struct efml_mem *out)
 	if (code == EFML_SUCCESS) {
 		*out = (struct efml_mem){
 			.total = card->memory_mib << 20,
-			.used = (uint32_t)card->used_mib,
+			.used = (uint32_t)sim_used_mib(&sim, card),
 		};
+	}
+	sim_leave(&sim);
+	return code;
+}
+
+/* The caller has room for EFML_PROCESSES processes and says nothing in *count. */
+EFML_API int EfmlGetProcessInfo(uint32_t index, uint32_t *count, struct efml_process *out)
+{
+	const struct card *card;
+	int code = begin_card("EfmlGetProcessInfo", index, count, &card);
+
+	if (code == EFML_SUCCESS && !out)
+		code = EFML_FAILURE;
+	if (code == EFML_SUCCESS) {
+		*count = 0;
+		for (int i = 0; *count < EFML_PROCESSES && i < sim.topology.process_count; i++) {
+			const struct process *p = &sim.topology.processes[i];
+			if (!sim_uses(p, card))
+				continue;
+			out[(*count)++] = (struct efml_process){
+				.pid = (uint32_t)p->pid,
+				.device = p->memory_unknown ? UINT64_MAX : p->memory_mib << 20,
+			};
+		}
 	}
 	sim_leave(&sim);
 	return code;

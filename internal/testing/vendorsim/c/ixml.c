@@ -23,11 +23,19 @@ struct ixml_utilization {
 
 struct ixml_process_info {
 	uint32_t pid;
-	uint64_t used_memory;
+	uint64_t used_memory; /* bytes */
+};
+
+struct ixml_process {
+	uint32_t pid;
+	uint64_t used_memory;			 /* bytes */
+	uint32_t gpu_instance, compute_instance; /* SIM_NO_INSTANCE: of none */
+	uint64_t used_protected_memory;		 /* bytes */
 };
 
 _Static_assert(sizeof(struct ixml_utilization) == 8, "nvmlDeviceGetUtilizationRates fills 8 bytes");
-_Static_assert(sizeof(struct ixml_process_info) == 16, "a process has 16 bytes");
+_Static_assert(sizeof(struct ixml_process_info) == 16, "nvmlProcessInfo_v1_t has 16 bytes");
+_Static_assert(sizeof(struct ixml_process) == 32, "nvmlProcessInfo_t of this vendor has 32 bytes");
 
 /* Who listens to which cards. */
 struct event_set {
@@ -160,15 +168,64 @@ NVML_API nvml_return nvmlDeviceGetTemperature(struct device *device, int sensor,
 	return code;
 }
 
+/* The processes of a card; returns how many. The lock is held. */
+static uint32_t processes_of(const struct card *card, const struct process *out[TOPOLOGY_MAX_PROCESSES])
+{
+	uint32_t n = 0;
+
+	for (int i = 0; i < sim.topology.process_count; i++) {
+		if (sim_uses(&sim.topology.processes[i], card))
+			out[n++] = &sim.topology.processes[i];
+	}
+	return n;
+}
+
 NVML_API nvml_return nvmlDeviceGetComputeRunningProcesses(struct device *device, uint32_t *count,
 							  struct ixml_process_info *out)
 {
 	const struct card *card;
 	nvml_return code = nvml_begin_card("nvmlDeviceGetComputeRunningProcesses", device, count, &card);
+	uint32_t room = code == NVML_SUCCESS ? *count : 0;
 
-	(void)out; /* there are none to tell of */
-	if (code == NVML_SUCCESS)
-		*count = 0;
+	if (code == NVML_SUCCESS && room > 0 && !out)
+		code = NVML_ERROR_INVALID_ARGUMENT;
+	if (code == NVML_SUCCESS) {
+		const struct process *found[TOPOLOGY_MAX_PROCESSES];
+		*count = processes_of(card, found);
+		for (uint32_t i = 0; i < *count && i < room; i++) {
+			out[i] = (struct ixml_process_info){
+				.pid = (uint32_t)found[i]->pid,
+				.used_memory = nvml_process_bytes(found[i]),
+			};
+		}
+		if (*count > room)
+			code = NVML_ERROR_INSUFFICIENT_SIZE;
+	}
+	sim_leave(&sim);
+	return code;
+}
+
+/* Fills as much as there is room for, and succeeds with the count of all. */
+NVML_API nvml_return ixmlDeviceGetComputeAllProcesses(struct device *device, uint32_t *count, struct ixml_process *out)
+{
+	const struct card *card;
+	nvml_return code = nvml_begin_card("ixmlDeviceGetComputeAllProcesses", device, count, &card);
+	uint32_t room = code == NVML_SUCCESS ? *count : 0;
+
+	if (code == NVML_SUCCESS && room > 0 && !out)
+		code = NVML_ERROR_INVALID_ARGUMENT;
+	if (code == NVML_SUCCESS) {
+		const struct process *found[TOPOLOGY_MAX_PROCESSES];
+		*count = processes_of(card, found);
+		for (uint32_t i = 0; i < *count && i < room; i++) {
+			out[i] = (struct ixml_process){
+				.pid = (uint32_t)found[i]->pid,
+				.used_memory = nvml_process_bytes(found[i]),
+				.gpu_instance = SIM_NO_INSTANCE,
+				.compute_instance = SIM_NO_INSTANCE,
+			};
+		}
+	}
 	sim_leave(&sim);
 	return code;
 }

@@ -375,30 +375,28 @@ NVML_API nvml_return nvmlDeviceGetPciInfo_v3(struct device *device, struct nvml_
 	return code;
 }
 
-/* The memory of a card that is in use, in MiB: its processes' and the rest. The lock is held. */
-static uint64_t used_mib(const struct card *card)
+/* The memory of a MIG device that is in use, in MiB: it is that of the GPU instance. The lock is held. */
+static uint64_t mig_used_mib(const struct card *card, const struct mig_device *m)
 {
-	uint64_t used = card->used_mib;
+	uint64_t used = 0;
 
 	for (int i = 0; i < sim.topology.process_count; i++) {
-		if (sim.topology.processes[i].card == card->index)
-			used += sim.topology.processes[i].memory_mib;
+		const struct process *p = &sim.topology.processes[i];
+		if (p->mig != TOPOLOGY_NO_MIG && sim_uses(p, card) && card->mig_devices[p->mig].gi == m->gi)
+			used += p->memory_mib;
 	}
 	return used;
 }
 
 static struct nvml_memory memory_of(const struct nvml_target *target)
 {
-	const struct card *card = target->card;
 	const struct mig_device *m = target->mig;
+	uint64_t total = m ? m->memory_mib : target->card->memory_mib;
+	uint64_t used = m ? mig_used_mib(target->card, m) : sim_used_mib(&sim, target->card);
 
-	if (m)
-		return (struct nvml_memory){.total = m->memory_mib << 20, .free = m->memory_mib << 20};
-	return (struct nvml_memory){
-		.total = card->memory_mib << 20,
-		.free = (card->memory_mib - used_mib(card)) << 20,
-		.used = used_mib(card) << 20,
-	};
+	if (used > total) /* of a MIG device, whose processes may be said to use more than it has */
+		used = total;
+	return (struct nvml_memory){.total = total << 20, .free = (total - used) << 20, .used = used << 20};
 }
 
 NVML_TARGET_VALUE(nvmlDeviceGetMemoryInfo, struct nvml_memory, memory_of(&target))
@@ -420,6 +418,11 @@ NVML_API nvml_return nvmlDeviceGetMemoryInfo_v2(struct device *device, struct nv
 	}
 	sim_leave(&sim);
 	return code;
+}
+
+uint64_t nvml_process_bytes(const struct process *p)
+{
+	return p->memory_unknown ? UINT64_MAX : p->memory_mib << 20;
 }
 
 /* Whether from knows nothing of its connection to to. The lock is held. */

@@ -129,6 +129,9 @@ nvml_return nvml_begin_number(const char *function, int number, const void *out,
 nvml_return nvml_begin_target(const char *function, const struct device *handle, const void *out,
 			      struct nvml_target *target);
 
+/* The memory that a process uses in bytes, all ones if the library does not know that. */
+uint64_t nvml_process_bytes(const struct process *p);
+
 /* The handle of a MIG device. */
 struct device *nvml_mig_handle(int card, int index);
 

@@ -288,6 +288,25 @@ void sim_leave(struct sim *s)
 	pthread_mutex_unlock(&s->lock);
 }
 
+bool sim_uses(const struct process *p, const struct card *card)
+{
+	if (p->card != card->index)
+		return false;
+	return p->mig == TOPOLOGY_NO_MIG || (card->mig == MIG_ENABLED && card->mig_devices[p->mig].line);
+}
+
+uint64_t sim_used_mib(const struct sim *s, const struct card *card)
+{
+	uint64_t used = card->used_mib;
+
+	for (int i = 0; i < s->topology.process_count; i++) {
+		const struct process *p = &s->topology.processes[i];
+		if (sim_uses(p, card))
+			used += p->memory_mib;
+	}
+	return used;
+}
+
 bool sim_next_event(struct sim *s, int card, struct sim_event *out)
 {
 	for (int i = 0; i < s->pending; i++) {

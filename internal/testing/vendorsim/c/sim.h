@@ -78,6 +78,12 @@ struct sim_entry sim_enter(struct sim *s, const char *function, int card);
 /* Ends a call: releases the lock. */
 void sim_leave(struct sim *s);
 
+/* Whether a process uses a card now. One on a MIG device does so while that exists. The lock is held. */
+bool sim_uses(const struct process *p, const struct card *card);
+
+/* The memory of a card that is in use, in MiB: its processes' and the rest. The lock is held. */
+uint64_t sim_used_mib(const struct sim *s, const struct card *card);
+
 /*
  * Takes the oldest event, or the oldest of one card unless card is
  * TOPOLOGY_NO_CARD. Returns false when there is none. The lock is held.

@@ -57,6 +57,9 @@ enum key {
 	KEY_CARD = 1 << 0,
 	KEY_PID = 1 << 1,
 	KEY_MIB = 1 << 2,
+	KEY_ON_MIG = 1 << 3,
+	KEY_UTILIZATION = 1 << 4,
+	KEY_LISTS = 1 << 5,
 };
 
 /* A [mig] section: a MIG device of a card that may not have been described yet. */
@@ -529,7 +532,31 @@ static bool link_key(struct parser *p, const char *key, const char *value)
 	return unknown_key(p, key);
 }
 
-static bool process_key(struct parser *p, const char *key, const char *value)
+/* Parses "compute", "graphics" and "mps", separated by commas. */
+static bool parse_lists(struct parser *p, char *value, unsigned *out)
+{
+	static const char *const names[] = {"compute", "graphics", "mps"};
+
+	*out = 0;
+	for (char *item = value; item;) {
+		char *next = strchr(item, ',');
+		if (next)
+			*next++ = '\0';
+		item = trim(item);
+		size_t i = 0;
+		while (i < sizeof names / sizeof *names && strcmp(names[i], item) != 0)
+			i++;
+		if (i == sizeof names / sizeof *names)
+			return fail(p, p->line, "lists names \"%s\", which is not compute, graphics or mps", item);
+		if (*out & 1U << i)
+			return fail(p, p->line, "lists names %s twice", item);
+		*out |= 1U << i;
+		item = next;
+	}
+	return true;
+}
+
+static bool process_key(struct parser *p, const char *key, char *value)
 {
 	struct process *one = &p->processes[p->process_count - 1];
 	long long n;
@@ -556,6 +583,23 @@ static bool process_key(struct parser *p, const char *key, const char *value)
 			return false;
 		one->memory_mib = (uint64_t)n;
 		return true;
+	}
+	if (strcmp(key, "mig") == 0) {
+		if (!once(p, KEY_ON_MIG, key) || !parse_integer(p, key, value, 0, TOPOLOGY_MAX_MIG - 1, &n))
+			return false;
+		one->mig = (int)n;
+		return true;
+	}
+	if (strcmp(key, "utilization") == 0) {
+		if (!once(p, KEY_UTILIZATION, key) || !parse_integer(p, key, value, 0, 100, &n))
+			return false;
+		one->utilization = (int)n;
+		one->nvidia_only |= n > 0;
+		return true;
+	}
+	if (strcmp(key, "lists") == 0) {
+		one->nvidia_only = true;
+		return once(p, KEY_LISTS, key) && parse_lists(p, value, &one->lists);
 	}
 	return unknown_key(p, key);
 }
@@ -722,7 +766,12 @@ static bool begin_process(struct parser *p, const char *number)
 		if (p->processes[i].number == n)
 			return fail(p, p->line, "process %lld is described twice, first in line %d", n, p->processes[i].line);
 	}
-	p->processes[p->process_count++] = (struct process){.number = (int)n, .line = p->line};
+	p->processes[p->process_count++] = (struct process){
+		.number = (int)n,
+		.line = p->line,
+		.mig = TOPOLOGY_NO_MIG,
+		.lists = LIST_COMPUTE,
+	};
 	snprintf(p->name, sizeof p->name, "process %lld", n);
 	p->section = PROCESS;
 	return true;
@@ -874,8 +923,10 @@ static bool gather_processes(struct parser *p)
 				used += p->processes[j].memory_mib;
 		}
 		const struct card *card = &t->cards[one->card];
-		if (strcmp(card->vendor, "nvidia") != 0)
-			return fail(p, one->line, "[process %d] is on a card that is not NVIDIA's", one->number);
+		if (one->nvidia_only && strcmp(card->vendor, "nvidia") != 0)
+			return fail(p, one->line, "[process %d] has what only NVIDIA's library reports", one->number);
+		if (one->mig != TOPOLOGY_NO_MIG && !card->mig_devices[one->mig].line)
+			return fail(p, one->line, "[process %d] is on a MIG device that its card does not have", one->number);
 		if (card->used_mib + used > card->memory_mib)
 			return fail(p, one->line, "[process %d] needs more memory than its card has left", one->number);
 	}

@@ -23,6 +23,7 @@ enum {
 	TOPOLOGY_MAX_PROCESSES = 256, /* on all cards */
 	TOPOLOGY_VENDORS = 3,
 	TOPOLOGY_NO_CARD = -1,
+	TOPOLOGY_NO_MIG = -1,
 };
 
 enum driver_state { DRIVER_LOADED, DRIVER_ABSENT, DRIVER_BROKEN };
@@ -115,14 +116,21 @@ struct link {
 	bool one_way; /* b knows nothing of it */
 };
 
-/* A process that computes on a card. */
+/* The lists of NVIDIA's library that a process can be in. */
+enum process_list { LIST_COMPUTE = 1 << 0, LIST_GRAPHICS = 1 << 1, LIST_MPS = 1 << 2 };
+
+/* A process that uses a card. */
 struct process {
 	int number; /* N of [process N] */
 	int line;   /* of its section */
 	int card;   /* index of its card */
+	int mig;    /* number of its MIG device on the card, or TOPOLOGY_NO_MIG */
 	int pid;
 	uint64_t memory_mib;
 	bool memory_unknown; /* the library does not say how much it uses */
+	int utilization;     /* percent of the card's compute time */
+	unsigned lists;	     /* enum process_list */
+	bool nvidia_only;    /* it has keys of which other vendors' libraries report nothing */
 };
 
 struct topology {
