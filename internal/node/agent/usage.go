@@ -127,7 +127,8 @@ func newUsageWatch(a *Agent) *usageWatch {
 			u.unable = append(u.unable, vendor)
 			continue
 		}
-		u.meters[vendor] = &watchedMeter{Meter: meter, failed: u.metrics.errors.WithLabelValues(vendor).Inc, idle: map[accel.DeviceID]bool{}}
+		failed := u.metrics.errors.WithLabelValues(vendor).Inc
+		u.meters[vendor] = &watchedMeter{Meter: meter, failed: failed, idle: map[accel.DeviceID]bool{}}
 	}
 	return u
 }

@@ -77,12 +77,14 @@ func (s *simplePass) Pass(ctx context.Context, backends map[string]backend.Meter
 			if c.Device != d.ID {
 				continue
 			}
-			one := wire.ContainerUsage{Namespace: c.Namespace, Pod: c.Pod, Container: c.Name, Resource: c.Resource, UsedBytes: new(uint64(0))}
+			one := wire.ContainerUsage{Namespace: c.Namespace, Pod: c.Pod, Container: c.Name, Resource: c.Resource,
+				UsedBytes: new(uint64(0))}
 			if c.Bytes > 0 {
 				one.AllocatedBytes = new(c.Bytes)
 			}
 			for _, p := range m.Processes {
-				if pods.ByContainer[fmt.Sprint("id-", p.PID-100)] == (usage.ContainerName{Namespace: c.Namespace, Pod: c.Pod, Name: c.Name}) {
+				name := usage.ContainerName{Namespace: c.Namespace, Pod: c.Pod, Name: c.Name}
+				if pods.ByContainer[fmt.Sprint("id-", p.PID-100)] == name {
 					one.Processes, one.UsedBytes, one.Utilization = one.Processes+1, p.Memory, p.Utilization
 				}
 			}
@@ -170,8 +172,8 @@ func (m *measuring) shows(what, want string) wire.UsageReport {
 	}
 	for _, f := range families {
 		name := f.GetName()
-		if !strings.Contains(name, "_used_bytes") && !strings.Contains(name, "_allocated_bytes") && !strings.Contains(name, "_utilization_") &&
-			!strings.Contains(name, "_unattributed_") {
+		if !strings.Contains(name, "_used_bytes") && !strings.Contains(name, "_allocated_bytes") &&
+			!strings.Contains(name, "_utilization_") && !strings.Contains(name, "_unattributed_") {
 			continue
 		}
 		for _, one := range f.GetMetric() {
@@ -207,8 +209,9 @@ func TestUsageMetrics(t *testing.T) {
 			container_memory_used c0 a ns one 5 container_memory_used c0 a ns two 1 container_memory_used c1 a ns one 0
 			container_utilization_ratio c0 a ns one 0.5 container_utilization_ratio c0 a ns two 0.25 ` + devices,
 			`container_memory_allocated c0 a ns one 4 container_memory_allocated c0 a ns two 3 container_memory_allocated c1 a ns one 2
-			container_memory_used c0 a ns one 5 container_memory_used c1 a ns one 0 
-			container_utilization_ratio c0 a ns one 0.5 device_memory_unattributed a unknown 2 device_memory_used a 7 device_memory_used b 0`,
+			container_memory_used c0 a ns one 5 container_memory_used c1 a ns one 0
+			container_utilization_ratio c0 a ns one 0.5
+			device_memory_unattributed a unknown 2 device_memory_used a 7 device_memory_used b 0`,
 			"device_memory_used a 0 device_memory_used b 0",
 		},
 		config.UsageMetricsNamespace: {
@@ -382,7 +385,9 @@ func TestUsageDevices(t *testing.T) {
 	parent, part, broken := card(0, "gpu", 16), card(accel.PartitionIndex(0, 1), "mig", 8), card(1, "broken", -1)
 	parent.Partitioned, part.Parent = true, "gpu"
 	m.discoveries.note("enflame", found(part, broken, parent), nil)
-	want := []usage.Device{{Vendor: "enflame", ID: "broken", Index: 1}, {Vendor: "enflame", ID: "mig", Index: part.Index, MemoryBytes: 8 * gb}}
+	want := []usage.Device{
+		{Vendor: "enflame", ID: "broken", Index: 1}, {Vendor: "enflame", ID: "mig", Index: part.Index, MemoryBytes: 8 * gb},
+	}
 	if diff := cmp.Diff(want, m.list()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -21,7 +21,8 @@ func TestContainers(t *testing.T) {
 		return ContainerShare{PodKey: p.Key(), Container: container, Chip: devices(chip)[0].ID, Bytes: bytes}
 	}
 	const gb = 1 << 30
-	n := boot(t, nil, Config{ID: memoryID, Unit: unit(t, "1")}, Config{ID: sharedID, Cut: Cut{Replicas: func(sharing.Card) int { return 2 }}})
+	n := boot(t, nil, Config{ID: memoryID, Unit: unit(t, "1")},
+		Config{ID: sharedID, Cut: Cut{Replicas: func(sharing.Card) int { return 2 }}})
 	if got := n.Containers(memoryID, nil); got != nil {
 		t.Errorf("before kubelet was asked: %v", got)
 	}

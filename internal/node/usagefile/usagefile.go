@@ -49,7 +49,8 @@ func Create(dir string, interval time.Duration, now time.Time) (*File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("folder of the usage report: %w", err)
 	}
-	return f, f.write()
+	err := f.write()
+	return f, err
 }
 
 // Write replaces the report.

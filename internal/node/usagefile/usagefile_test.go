@@ -1,6 +1,7 @@
 package usagefile
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,20 +20,20 @@ func TestRead(t *testing.T) {
 		{Vendor: "nvidia", Device: "GPU-1", MemoryBytes: 10, UsedBytes: 5, Containers: []wire.ContainerUsage{{Pod: "p", UsedBytes: &used}}},
 	}}
 	tests := map[string]struct {
-		do    func(t *testing.T, dir string, f *File)
+		do    func(dir string, f *File) error
 		after time.Duration
 		err   string
 	}{
-		"a report":                 {func(t *testing.T, _ string, f *File) { must(t, f.Write(report)) }, 75 * time.Second, ""},
-		"a report of three passes": {func(t *testing.T, _ string, f *File) { must(t, f.Write(report)) }, 105 * time.Second, ""},
-		"a stale report": {func(t *testing.T, _ string, f *File) { must(t, f.Write(report)) }, 106 * time.Second,
+		"a report":                 {func(_ string, f *File) error { return f.Write(report) }, 75 * time.Second, ""},
+		"a report of three passes": {func(_ string, f *File) error { return f.Write(report) }, 105 * time.Second, ""},
+		"a stale report": {func(_ string, f *File) error { return f.Write(report) }, 106 * time.Second,
 			"the last report is 46s old, and a pass is due every 15s"},
-		"no pass yet":    {func(*testing.T, string, *File) {}, 5 * time.Second, "has not ended; divvy-node began to measure 5s ago"},
-		"no pass at all": {func(*testing.T, string, *File) {}, 5 * time.Minute, "no pass over the devices has ended in 5m0s"},
-		"off":            {func(t *testing.T, _ string, f *File) { must(t, f.Remove()) }, 0, "usage.enabled is false"},
-		"removed twice":  {func(t *testing.T, _ string, f *File) { must(t, f.Remove()); must(t, f.Remove()) }, 0, "usage.enabled is false"},
-		"damaged": {func(t *testing.T, dir string, _ *File) {
-			must(t, os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600))
+		"no pass yet":    {func(string, *File) error { return nil }, 5 * time.Second, "has not ended; divvy-node began to measure 5s ago"},
+		"no pass at all": {func(string, *File) error { return nil }, 5 * time.Minute, "no pass over the devices has ended in 5m0s"},
+		"off":            {func(_ string, f *File) error { return f.Remove() }, 0, "usage.enabled is false"},
+		"removed twice":  {func(_ string, f *File) error { return errors.Join(f.Remove(), f.Remove()) }, 0, "usage.enabled is false"},
+		"damaged": {func(dir string, _ *File) error {
+			return os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600)
 		}, 0, "read the usage report: "},
 	}
 	for title, tt := range tests {
@@ -40,7 +41,7 @@ func TestRead(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "made", "here")
 			f, err := Create(dir, 15*time.Second, start)
 			must(t, err)
-			tt.do(t, dir, f)
+			must(t, tt.do(dir, f))
 			got, err := Read(dir, start.Add(tt.after))
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {

@@ -292,6 +292,28 @@ func TestBodies(t *testing.T) {
 	}
 }
 
+// A request that begins after its connection was closed, as with HTTP/2, holds nothing for
+// good.
+func TestRequestAfterTheConnection(t *testing.T) {
+	l := New(Config{Shared: 1 << 20})
+	inner, other := net.Pipe()
+	defer other.Close() //nolint:errcheck // nothing was written
+	c := &conn{Conn: inner, limiter: l}
+	if err := c.admit(connBytes); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := l.begin(c, requestBytes, true); err == nil {
+		l.end(c, a)
+	}
+	l.move(c.base, &l.reserved, c)
+	if err := (&served{t: t, limiter: l}).empty(); err != nil {
+		t.Error(err)
+	}
+}
+
 // flood opens streams of HTTP/2 on a connection that has no window for answers. The
 // server may end it before all are sent.
 func (s *served) flood(streams int) net.Conn {

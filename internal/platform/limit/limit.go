@@ -111,6 +111,9 @@ type account struct {
 	conn   *conn
 	bytes  int64
 	going  bool
+	// closed is true from close on. A request of HTTP/2 may begin after its connection was
+	// closed, and what it adds to the connection's account would be held for good.
+	closed bool
 }
 
 // open returns an account with so many bytes.
@@ -141,7 +144,7 @@ func (l *Limiter) grow(a *account, bytes int64) error {
 	l.mu.Lock()
 	var victims []*conn
 	ok := false
-	if !a.going {
+	if !a.going && !a.closed {
 		if victims, ok = a.budget.makeRoom(a.holder, bytes); ok {
 			a.add(bytes)
 		}
@@ -171,11 +174,11 @@ func (l *Limiter) close(a *account) {
 func (l *Limiter) move(a *account, b *budget, key any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if a.budget == b && a.holder.key == key || a.going {
+	if a.budget == b && a.holder.key == key || a.going || a.closed {
 		return
 	}
 	bytes := a.bytes
-	a.close()
+	a.leave()
 	h := b.holders[key]
 	if h == nil {
 		h = &holder{key: key, accounts: map[*account]struct{}{}}
@@ -188,6 +191,9 @@ func (l *Limiter) move(a *account, b *budget, key any) {
 
 // add changes what the account holds. The Limiter is locked.
 func (a *account) add(bytes int64) {
+	if a.closed {
+		return
+	}
 	a.bytes += bytes
 	a.holder.held += bytes
 	a.budget.held += bytes
@@ -197,8 +203,16 @@ func (a *account) add(bytes int64) {
 	}
 }
 
-// close ends the account. The Limiter is locked.
+// close ends the account, which holds nothing any more. The Limiter is locked.
 func (a *account) close() {
+	if !a.closed {
+		a.leave()
+		a.closed = true
+	}
+}
+
+// leave takes the account from its holder. The Limiter is locked.
+func (a *account) leave() {
 	a.add(-a.bytes)
 	delete(a.holder.accounts, a)
 	if len(a.holder.accounts) == 0 {

@@ -106,7 +106,8 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 	}
 	g.Columns = append(g.Columns, grid.Column{Title: "MODEL"}, grid.Column{Title: "HEALTH"},
 		grid.Column{Title: "TOTAL", Right: true}, grid.Column{Title: "USED", Right: true},
-		grid.Column{Title: "FREE", Right: true}, grid.Column{Title: "USE"}, grid.Column{Title: "POD"}, grid.Column{Title: "HOLDS", Right: true})
+		grid.Column{Title: "FREE", Right: true}, grid.Column{Title: "USE"}, grid.Column{Title: "POD"},
+		grid.Column{Title: "HOLDS", Right: true})
 	if wide {
 		g.Columns = append(g.Columns, grid.Column{Title: "CONFIRMED"}, grid.Column{Title: "CREATED"}, grid.Column{Title: "POD UID"})
 	}

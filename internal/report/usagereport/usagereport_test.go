@@ -29,10 +29,13 @@ func report() wire.UsageReport {
 				{Namespace: "team", Pod: "train-0", Resource: "nvidia.com/gpu-memory", UsedBytes: new(3 * gib), Processes: 1},
 				{Namespace: "team", Pod: "web", Container: "main", Resource: "nvidia.com/gpu-memory", AllocatedBytes: new(8 * gib),
 					UsedBytes: new(6 * gib), Utilization: new(0.0)},
-				{Namespace: "team", Pod: "web", Container: "side", Resource: "nvidia.com/gpu-memory", AllocatedBytes: new(gib), Processes: 1},
+				{Namespace: "team", Pod: "web", Container: "side", Resource: "nvidia.com/gpu-memory",
+					AllocatedBytes: new(gib), Processes: 1},
 			}},
 		{Vendor: "nvidia", Device: "GPU-2", Index: 1, MemoryBytes: 80 * gib, UsedBytes: 512 << 20, ForeignBytes: 512 << 20,
-			Containers: []wire.ContainerUsage{{Namespace: "ml", Pod: "whole", Container: "c", Resource: "nvidia.com/gpu", UsedBytes: new(uint64(0))}}},
+			Containers: []wire.ContainerUsage{
+				{Namespace: "ml", Pod: "whole", Container: "c", Resource: "nvidia.com/gpu", UsedBytes: new(uint64(0))},
+			}},
 	}}
 }
 

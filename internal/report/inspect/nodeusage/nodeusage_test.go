@@ -9,7 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,6 +44,7 @@ func newer(p *corev1.Pod)   { p.CreationTimestamp = metav1.Unix(2000, 0) }
 // answering prints the pod's name as the device of a report; pods whose names begin with "bad-"
 // fail.
 func answering(t *testing.T) Exec {
+	t.Helper()
 	return func(_ context.Context, pod *corev1.Pod, container string, command []string, stdout, stderr io.Writer) error {
 		if container != "divvy-node" || strings.Join(command, " ") != "/usr/bin/divvy-node usage --output json" {
 			t.Errorf("ran %q in %s", command, container)
@@ -88,8 +89,11 @@ func TestRun(t *testing.T) {
 			line("node-a", "old"), ""},
 		"an update: the newer one": {[]*corev1.Pod{daemon("a-old", "node-a"), daemon("b-new", "node-a", newer)}, nil,
 			line("node-a", "b-new"), ""},
-		"an update: not the one that ends": {[]*corev1.Pod{daemon("new", "node-a", unready), daemon("old", "node-a", newer,
-			func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = new(metav1.Now()), []string{"x/y"} })}, nil, line("node-a", "new"), ""},
+		"an update: not the one that ends": {[]*corev1.Pod{
+			daemon("new", "node-a", unready), daemon("old", "node-a", newer, func(p *corev1.Pod) {
+				p.DeletionTimestamp, p.Finalizers = new(metav1.Now()), []string{"x/y"}
+			}),
+		}, nil, line("node-a", "new"), ""},
 		"pods that do not run": {[]*corev1.Pod{daemon("waits", "", nil...), daemon("ended", "node-a", func(p *corev1.Pod) {
 			p.Status.Phase = corev1.PodFailed
 		})}, []string{"node-a"}, "NODE node-a: no pod of divvy-node runs on the node\n", "no node reported"},
@@ -140,29 +144,36 @@ func TestNodesAreAskedAtOnce(t *testing.T) {
 		pods[name], nodes = daemon(name, name), append(nodes, name)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	var now, most atomic.Int64
+	var mu sync.Mutex
+	var now, most int
 	got := gather(ctx, nodes, pods, func(ctx context.Context, _ *corev1.Pod, _ string, _ []string, _, _ io.Writer) error {
 		if until, ok := ctx.Deadline(); !ok || time.Until(until) > nodeLimit {
 			t.Error("a node has more time than 10 s")
 		}
-		if n := now.Add(1); n == parallel {
+		mu.Lock()
+		now++
+		most = max(most, now)
+		if now == parallel {
 			cancel()
 		}
-		most.Store(max(most.Load(), now.Load()))
+		mu.Unlock()
 		<-ctx.Done()
-		now.Add(-1)
+		mu.Lock()
+		now--
+		mu.Unlock()
 		return ctx.Err()
 	})
-	if len(got.Failed) != len(nodes) || most.Load() != parallel {
-		t.Errorf("%d failed, %d at once", len(got.Failed), most.Load())
+	if len(got.Failed) != len(nodes) || most != parallel {
+		t.Errorf("%d failed, %d at once", len(got.Failed), most)
 	}
 }
 
 func TestAnswerThatIsTooLong(t *testing.T) {
-	_, err := ask(t.Context(), "n", daemon("p", "n"), func(_ context.Context, _ *corev1.Pod, _ string, _ []string, stdout, _ io.Writer) error {
+	tooLong := func(_ context.Context, _ *corev1.Pod, _ string, _ []string, stdout, _ io.Writer) error {
 		_, err := stdout.Write(make([]byte, maxBytes+1))
 		return err
-	})
+	}
+	_, err := ask(t.Context(), "n", daemon("p", "n"), tooLong)
 	if err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("%v", err)
 	}

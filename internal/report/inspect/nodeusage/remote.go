@@ -18,7 +18,8 @@ import (
 func Remote(config *rest.Config, client kubernetes.Interface) Exec {
 	return func(ctx context.Context, pod *corev1.Pod, container string, command []string, stdout, stderr io.Writer) error {
 		url := client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
-			VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
+			VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true},
+				scheme.ParameterCodec).URL()
 		socket, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
 		if err != nil {
 			return fmt.Errorf("connect to the API server: %w", err)
