@@ -131,8 +131,8 @@ var FatalByDefault []string
 func Causes() []string { return []string{causeLibrary, accel.CauseUnreachable, accel.CauseLost} }
 
 func (b *Backend) rawHealth(ctx context.Context, lib *library, index int) (accel.Health, error) {
-	if lib.health != nil {
-		ok, err := queryCard(ctx, b, lib, lib.healthName, index, lib.health)
+	if lib.health.of != nil {
+		ok, err := queryCard(ctx, b, lib, lib.health.name, index, lib.health.of)
 		switch {
 		case libloader.IsFatal(err):
 			return accel.Health{}, err
@@ -142,7 +142,7 @@ func (b *Backend) rawHealth(ctx context.Context, lib *library, index int) (accel
 		case ok == 0:
 			return accel.Health{
 				Unhealthy: true,
-				Reason:    lib.healthName + " says that the card is unhealthy",
+				Reason:    lib.health.name + " says that the card is unhealthy",
 				Cause:     causeLibrary,
 			}, nil
 		default:

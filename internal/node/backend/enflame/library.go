@@ -100,8 +100,10 @@ type library struct {
 	event         func(milliseconds int32, _ *event) int32
 	processes     func(card uint32, count *uint32, _ *process) int32
 	// health fills a C bool. Its name differs between releases.
-	health     func(uint32, *byte) int32
-	healthName string
+	health struct {
+		name string
+		of   func(uint32, *byte) int32
+	}
 }
 
 // load loads the file at path, or the library of that bare name.
@@ -135,8 +137,8 @@ func (l *library) bind() error {
 		{&l.processes, "EfmlGetProcessInfo"},
 	})
 	for _, name := range []string{"EfmlGetDevHealth", "EfmlGetDevIsHealth"} {
-		if l.Bind(libfile.Symbols{{&l.health, name}}) == nil {
-			l.healthName = name
+		if l.Bind(libfile.Symbols{{&l.health.of, name}}) == nil {
+			l.health.name = name
 			break
 		}
 	}

@@ -14,7 +14,7 @@ import (
 const (
 	// firstRoom is for how many processes there is room in the first call.
 	firstRoom = 64
-	// maxRoom is more than a chip can serve; a library that says more is out of its mind.
+	// maxRoom is more than a chip can serve; a library that reports more is broken.
 	maxRoom = 1 << 16
 )
 
@@ -26,7 +26,7 @@ func (b *Backend) Measure(ctx context.Context, id accel.DeviceID) (backend.Measu
 		if err != nil {
 			return backend.Measured{}, err
 		}
-		measured, err := b.measure(ctx, lib, session, device)
+		measured, err := measure(ctx, b, lib, session, device)
 		if unsupported(err) {
 			err = fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 		}
@@ -34,7 +34,7 @@ func (b *Backend) Measure(ctx context.Context, id accel.DeviceID) (backend.Measu
 	})
 }
 
-func (b *Backend) measure(ctx context.Context, lib *library, session uint64, device accel.Device) (measured backend.Measured, err error) {
+func measure(ctx context.Context, b *Backend, lib *library, session uint64, device accel.Device) (measured backend.Measured, err error) {
 	c, err := b.handle(ctx, b.loader.Calls, lib, device.Index)
 	if err != nil {
 		return measured, err
@@ -51,13 +51,13 @@ func (b *Backend) measure(ctx context.Context, lib *library, session uint64, dev
 	if err != nil {
 		return measured, err
 	}
-	processes, err := b.processes(ctx, lib, c, memory.Total)
+	processes, err := processesOf(ctx, b, lib, c, memory.Total)
 	return backend.Measured{UsedBytes: memory.Used, Processes: processes.Sorted()}, err
 }
 
-// processes asks for the processes of a chip with that much memory, in bytes. The vendor's
+// processesOf asks for the processes of a chip with that much memory, in bytes. The vendor's
 // own function has all of them; releases without it have those with a compute context.
-func (b *Backend) processes(ctx context.Context, lib *library, c handle, total uint64) (devicelist.Processes, error) {
+func processesOf(ctx context.Context, b *Backend, lib *library, c handle, total uint64) (devicelist.Processes, error) {
 	out := devicelist.Processes{}
 	all, err := listProcesses(ctx, b, lib, "ixmlDeviceGetComputeAllProcesses", c, lib.chip.allProcesses)
 	if err == nil {

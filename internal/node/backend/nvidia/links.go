@@ -37,18 +37,18 @@ func (b *Backend) links(ctx context.Context, lib *library, gpus []*gpu) ([]accel
 		return nil, nil
 	}
 	slots := links.Slots(gpus)
-	b.near.levels.For(slots)
-	b.near.lanes.For(slots)
+	b.during.near.levels.For(slots)
+	b.during.near.lanes.For(slots)
 	lanes := map[accel.DeviceID]map[string]int{}
 	for _, g := range gpus {
 		var err error
-		lanes[g.ID], err = b.near.lanes.Get(g.ID, func() (map[string]int, bool, error) { return b.lanes(ctx, lib, g) })
+		lanes[g.ID], err = b.during.near.lanes.Get(g.ID, func() (map[string]int, bool, error) { return b.lanes(ctx, lib, g) })
 		if err != nil {
 			return nil, err
 		}
 	}
 	return links.Between(gpus, func(one, two *gpu) (int, error) {
-		score, err := b.near.levels.Get(links.Pair{one.ID, two.ID}, func() (int, bool, error) { return b.level(ctx, lib, one, two) })
+		score, err := b.during.near.levels.Get(links.Pair{one.ID, two.ID}, func() (int, bool, error) { return b.level(ctx, lib, one, two) })
 		// Each end counts the lanes; one of them may not know its own.
 		return score + accel.LinkLane*max(lanes[one.ID][two.PCI], lanes[two.ID][one.PCI]), err
 	})

@@ -170,7 +170,7 @@ func migProfiles(ctx context.Context, b *Backend, lib *library, g *gpu, of insta
 	if err != nil {
 		return 0, 0, err
 	}
-	ofGPU, err = numberOf(b.profiles.gpu, profileKey{gpu: g.ID, id: gpuInfo.ProfileId}, nvml.GPU_INSTANCE_PROFILE_COUNT,
+	ofGPU, err = numberOf(b.during.profiles.gpu, profileKey{gpu: g.ID, id: gpuInfo.ProfileId}, nvml.GPU_INSTANCE_PROFILE_COUNT,
 		func(number int) (uint32, error) {
 			info, err := queryGPU(ctx, b, lib, "nvmlDeviceGetGpuInstanceProfileInfo", g.Index,
 				func() (nvml.GpuInstanceProfileInfo, nvml.Return) {
@@ -181,7 +181,7 @@ func migProfiles(ctx context.Context, b *Backend, lib *library, g *gpu, of insta
 	if err != nil {
 		return 0, 0, fmt.Errorf("profile of its GPU instance: %w", err)
 	}
-	ofCompute, err = numberOf(b.profiles.compute, profileKey{g.ID, gpuInfo.ProfileId, computeInfo.ProfileId},
+	ofCompute, err = numberOf(b.during.profiles.compute, profileKey{g.ID, gpuInfo.ProfileId, computeInfo.ProfileId},
 		nvml.COMPUTE_INSTANCE_PROFILE_COUNT, func(number int) (uint32, error) {
 			info, err := queryGPU(ctx, b, lib, "nvmlGpuInstanceGetComputeInstanceProfileInfo", g.Index,
 				func() (nvml.ComputeInstanceProfileInfo, nvml.Return) {

@@ -55,7 +55,8 @@ var kind = devicelist.Kind{
 // Backend reaches the GPUs of this node. It is a backend.Backend, a
 // backend.Notifier, a backend.Labeler, a backend.Specifier and a backend.Meter.
 type Backend struct {
-	abilities
+	backend.Specifier
+	backend.Meter
 	options backend.Options
 	sysfs   sysfs.Root
 	loader  *libloader.Loader[*library]
@@ -63,9 +64,11 @@ type Backend struct {
 	// news has a token when devices were listed since somebody looked.
 	news chan struct{}
 
-	// near and profiles are for the discovery that runs.
-	near     nearness
-	profiles profileNumbers
+	// during is for the discovery that runs.
+	during struct {
+		near     nearness
+		profiles profileNumbers
+	}
 
 	// set hears the events of the GPUs in hears, and heard is the round that it
 	// was made for, 0 for none. set is used on the events queue only.
@@ -94,12 +97,6 @@ type Backend struct {
 	lost bool
 }
 
-// abilities are those of a Backend that have types of their own.
-type abilities struct {
-	backend.Specifier
-	backend.Meter
-}
-
 // unheard are the GPUs whose events cannot be heard although they have some, with the
 // reason; at is when that was found out.
 type unheard struct {
@@ -121,7 +118,7 @@ func New(o backend.Options) (*Backend, error) {
 		news:    make(chan struct{}, 1),
 		traits:  map[accel.DeviceID]traits{},
 	}
-	b.profiles.reset()
+	b.during.profiles.reset()
 	b.loader = libloader.New(o.CallTimeout, libloader.Steps[*library]{
 		Vendor:       Vendor,
 		Observe:      o.Observe,
@@ -165,8 +162,8 @@ func (b *Backend) shutdown(lib *library) {
 
 // started drops what is true until the library is initialised anew.
 func (b *Backend) started() {
-	b.near = nearness{} // GPUs may sit in other slots since
-	b.profiles.reset()
+	b.during.near = nearness{} // GPUs may sit in other slots since
+	b.during.profiles.reset()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.born++
