@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/inspect/collect"
 	"github.com/divvy-gpu/divvy/internal/report/inspect/nodeusage"
 )
@@ -98,7 +99,7 @@ func runUsage(cmd *cobra.Command, c *kubectl.Cluster, o collect.Options, nodes [
 	if err != nil {
 		return err
 	}
-	clients, err := c.Clients()
+	clients, err := kube.NewClients(config, kubectl.Agent())
 	if err != nil {
 		return err
 	}

@@ -47,10 +47,8 @@ type usageWatch struct {
 	node   string
 	config config.Usage
 	// dir is the folder of the report.
-	dir string
-	// passer makes passes, and hostPIDs returns why processes are not seen.
-	passer   passer
-	hostPIDs func() error
+	dir    string
+	passer passer
 	// meters are the backends that can measure, by vendor.
 	meters      map[string]*watchedMeter
 	unable      []string // vendors that cannot
@@ -112,12 +110,10 @@ func newUsageWatch(a *Agent) *usageWatch {
 	if !c.Usage.Enabled {
 		return nil
 	}
-	proc := filepath.Join(c.DriverRoot, "proc")
 	u := &usageWatch{
 		node: a.o.Node, config: c.Usage, dir: cmp.Or(a.o.RunDir, usagefile.Dir),
-		passer:   usage.NewMeter(proc, filepath.Join(c.DriverRoot, "sys/fs/cgroup")),
-		hostPIDs: func() error { return usage.HostPIDs(proc) },
-		meters:   map[string]*watchedMeter{}, discoveries: a.discoveries, records: a.records,
+		passer: usage.NewMeter(filepath.Join(c.DriverRoot, "proc"), filepath.Join(c.DriverRoot, "sys/fs/cgroup")),
+		meters: map[string]*watchedMeter{}, discoveries: a.discoveries, records: a.records,
 		parts:   slices.Collect(a.offerings.parts(func(*offering, *pool) bool { return true })),
 		metrics: newUsageMetrics(a.metrics, c.Usage.Metrics), now: time.Now, devices: map[accel.DeviceID]*measuredDevice{},
 	}
@@ -192,9 +188,6 @@ func (u *usageWatch) await(ctx context.Context) bool {
 func (u *usageWatch) pass(ctx context.Context) wire.UsageReport {
 	start := u.now()
 	all := u.list()
-	if err := u.hostPIDs(); err != nil {
-		return u.blind(ctx, all, err)
-	}
 	pods := u.records.pods.Cached()
 	containers := u.containers(pods)
 	var due []usage.Device
@@ -243,19 +236,6 @@ func problemOf(d wire.DeviceUsage) error {
 		return nil
 	}
 	return fmt.Errorf("%s device %s: %s", d.Vendor, accel.IndexText(d.Index), d.Problem)
-}
-
-// blind is the report of a daemon that does not see the host's processes, to which the vendors'
-// libraries may say that no process uses a device.
-func (u *usageWatch) blind(ctx context.Context, all []usage.Device, err error) wire.UsageReport {
-	err = fmt.Errorf("divvy-node does not see the processes of the host; its pod needs hostPID (node.usage.enabled of the chart): %w", err)
-	u.told.Log(ctx, err, "The use of devices cannot be measured")
-	report := wire.UsageReport{Node: u.node, Time: u.now(), Devices: []wire.DeviceUsage{}}
-	for _, d := range all {
-		report.Devices = append(report.Devices, wire.DeviceUsage{Vendor: d.Vendor, Device: d.ID, Index: d.Index, MemoryBytes: d.MemoryBytes,
-			Problem: err.Error()})
-	}
-	return report
 }
 
 // isDue reports whether a device is measured in this pass; held is true when a container holds
@@ -322,15 +302,13 @@ func (u *usageWatch) containers(pods []*corev1.Pod) []usage.Container {
 	return out
 }
 
-// initializing returns the pods of which a plain init container runs.
+// initializing returns the pods of which an init container runs; the engine knows which of
+// these are sidecars.
 func initializing(r *records, pods []*corev1.Pod) (out []alloc.Initializing) {
 	for _, pod := range pods {
 		for i := range pod.Status.InitContainerStatuses {
 			s := &pod.Status.InitContainerStatuses[i]
-			sidecar := slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool {
-				return c.Name == s.Name && c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-			})
-			if s.State.Running != nil && !sidecar {
+			if s.State.Running != nil {
 				value := r.values([]*corev1.Pod{pod})[0]
 				out = append(out, alloc.Initializing{Pod: &value, Container: s.Name})
 			}

@@ -135,7 +135,7 @@ func newMeasuring(t *testing.T, level config.UsageMetrics) *measuring {
 	a.discoveries.note("enflame", devices, nil)
 	a.discoveries.note("iluvatar", found(card(0, "x", 16)), nil)
 	m.usageWatch = newUsageWatch(a)
-	m.usageWatch.passer, m.usageWatch.hostPIDs = m.passes, func() error { return nil }
+	m.usageWatch.passer = m.passes
 	m.usageWatch.now = func() time.Time { return m.clock }
 	return m
 }
@@ -396,16 +396,28 @@ func TestUsageDevices(t *testing.T) {
 	}
 }
 
+// privateProc is a proc file system in which the daemon is in a PID namespace of its own.
+func privateProc(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	put(t, root, map[string]string{"self/ns/of": "", "self/status": "NSpid:\t4242\t1\n"})
+	if err := os.Symlink("pid:[4026532000]", filepath.Join(root, "self/ns/pid")); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
 func TestUsageWithoutHostPIDs(t *testing.T) {
 	m := newMeasuring(t, config.UsageMetricsNone)
 	m.lists()
-	m.usageWatch.hostPIDs = func() error { return errors.New("its PID namespace is its own") }
+	m.usageWatch.passer = usage.NewMeter(privateProc(t), t.TempDir())
 	lines := []string{}
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{}))
 	for range 3 {
 		r := m.usageWatch.pass(ctx)
 		m.usageWatch.metrics.show(r)
-		if len(r.Devices) != 2 || !strings.Contains(r.Devices[0].Problem, "hostPID") || !strings.Contains(r.Devices[1].Problem, "its own") {
+		if len(r.Devices) != 2 || !strings.Contains(r.Devices[0].Problem, "hostPID") ||
+			!strings.Contains(r.Devices[1].Problem, "does not see") {
 			t.Fatalf("%+v", r)
 		}
 	}

@@ -18,7 +18,8 @@ type ContainerShare struct {
 	Bytes uint64
 }
 
-// Initializing is a pod and the plain init container of it that runs.
+// Initializing is a pod and an init container of it that runs. Sidecars add nothing:
+// kubelet lists them.
 type Initializing struct {
 	*Pod
 	Container string

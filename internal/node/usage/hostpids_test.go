@@ -32,16 +32,16 @@ func TestHostPIDs(t *testing.T) {
 			tr.self(tt.namespace, tt.status)
 			tr.write(tr.file(4242, "cgroup"), tt.own)
 			tr.write(tr.file(1, "cgroup"), tt.first)
-			err := HostPIDs(tr.proc)
+			err := hostPIDs(tr.proc)
 			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
-				t.Errorf("HostPIDs: %v, want %q", err, tt.err)
+				t.Errorf("hostPIDs: %v, want %q", err, tt.err)
 			}
 		})
 	}
-	if err := HostPIDs(t.TempDir()); err == nil || !strings.Contains(err.Error(), "PID namespace of divvy-node") {
+	if err := hostPIDs(t.TempDir()); err == nil || !strings.Contains(err.Error(), "PID namespace of divvy-node") {
 		t.Errorf("without processes: %v", err)
 	}
-	if err := HostPIDs("/proc"); err != nil && !strings.Contains(err.Error(), "hostPID: true") {
+	if err := hostPIDs("/proc"); err != nil && !strings.Contains(err.Error(), "hostPID: true") {
 		t.Errorf("on this machine: %v", err)
 	}
 }

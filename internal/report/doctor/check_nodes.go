@@ -19,6 +19,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/sharing"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 // enabledLabel chooses nodes, whatever vendor their devices are of.
@@ -163,7 +164,7 @@ func checkInventory(s *Snapshot, f *findings) {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		daemon := s.daemonOn(n.Name)
-		if daemon == nil || !podReady(daemon) {
+		if daemon == nil || !kube.PodReady(daemon) {
 			continue // told by the checks of labels and workloads
 		}
 		object := "Node " + n.Name

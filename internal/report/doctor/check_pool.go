@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/internal/pool/token"
 )
@@ -188,7 +189,7 @@ func checkPoolUnits(s *Snapshot, f *findings) {
 			continue
 		}
 		for _, p := range s.podsOf(d.Namespace, d.Spec.Selector) {
-			if p.Spec.NodeName == n.Name && podReady(p) {
+			if p.Spec.NodeName == n.Name && kube.PodReady(p) {
 				f.add(Error, "Node "+n.Name, "its device plugin is ready but kubelet offers no "+pool.Resource,
 					"Restart it, so that it registers with kubelet again.",
 					"kubectl delete pod "+p.Name+" -n "+p.Namespace).Transient = true

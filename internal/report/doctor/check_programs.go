@@ -16,6 +16,7 @@ import (
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 // minKubernetes is the oldest version that the chart installs on.
@@ -32,11 +33,6 @@ func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition
 		}
 	}
 	return nil
-}
-
-func podReady(p *corev1.Pod) bool {
-	c := condition(p, corev1.PodReady)
-	return c != nil && c.Status == corev1.ConditionTrue
 }
 
 func checkWorkloads(s *Snapshot, f *findings) {
@@ -127,7 +123,7 @@ func checkDeployment(s *Snapshot, f *findings, d *appsv1.Deployment) {
 func (s *Snapshot) waitsForNode(d *appsv1.Deployment) bool {
 	waits := false
 	for _, p := range s.podsOf(d.Namespace, d.Spec.Selector) {
-		if podReady(p) || p.DeletionTimestamp != nil || ended(p) {
+		if kube.PodReady(p) || p.DeletionTimestamp != nil || ended(p) {
 			continue
 		}
 		c := condition(p, corev1.PodScheduled)
@@ -157,7 +153,7 @@ func (s *Snapshot) replicasOf(d *appsv1.Deployment) int {
 func checkPods(s *Snapshot, f *findings, namespace string, selector *metav1.LabelSelector) bool {
 	told := false
 	for _, p := range s.podsOf(namespace, selector) {
-		if podReady(p) || p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded {
+		if kube.PodReady(p) || p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded {
 			continue
 		}
 		told = true

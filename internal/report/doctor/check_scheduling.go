@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 func checkExtender(s *Snapshot, f *findings) {
@@ -55,7 +56,7 @@ func checkScheduler(s *Snapshot, f *findings) {
 		}
 	}
 	for _, p := range schedulers {
-		if !podReady(p) && !beingStarted(p, s.Taken) {
+		if !kube.PodReady(p) && !beingStarted(p, s.Taken) {
 			f.add(Error, "Pod "+p.Namespace+"/"+p.Name,
 				"kube-scheduler is not ready, so no pod is scheduled unless another kube-scheduler is ready",
 				fmt.Sprintf("See its log: kubectl logs %s -n %s", p.Name, p.Namespace)).Transient = true

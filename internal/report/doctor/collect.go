@@ -29,6 +29,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -502,7 +503,7 @@ func (r *reader) programs(ctx context.Context) {
 	}
 	for i := range s.Pods {
 		p := &s.Pods[i]
-		if p.Labels[labelPartOf] != partOf || p.Labels[labelName] != nameNode || podReady(p) || p.Status.PodIP == "" {
+		if p.Labels[labelPartOf] != partOf || p.Labels[labelName] != nameNode || kube.PodReady(p) || p.Status.PodIP == "" {
 			continue
 		}
 		answer, err := ask(p.Namespace, "pods", "", p.Name, portNode, "/readyz")

@@ -12,6 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 // Names that the chart gives. Workloads are found by the label
@@ -275,7 +277,7 @@ func (s *Snapshot) daemonOn(node string) *corev1.Pod {
 	}
 	var found *corev1.Pod
 	for _, p := range s.podsOf(d.Namespace, d.Spec.Selector) {
-		if p.Spec.NodeName == node && p.DeletionTimestamp == nil && (found == nil || podReady(p)) {
+		if p.Spec.NodeName == node && p.DeletionTimestamp == nil && (found == nil || kube.PodReady(p)) {
 			found = p
 		}
 	}

@@ -66,7 +66,7 @@ func (r *Table) choose(ids []accel.DeviceID) ([]known, error) {
 		if !ok {
 			return nil, fmt.Errorf("device %s was never found on this node", id)
 		}
-		// The driver numbers devices anew when one is gone.
+		// The driver renumbers devices when one is gone.
 		if now := r.at[d.index]; now != id {
 			return nil, fmt.Errorf("device %s was %s %s, which is %s now", id, r.kind.Noun, accel.IndexText(d.index), now)
 		}

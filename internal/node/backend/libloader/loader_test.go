@@ -218,11 +218,11 @@ func TestCanceledDiscovery(t *testing.T) {
 
 func TestAwaitEvent(t *testing.T) {
 	w := newWorld(t)
-	nobody := func(*library, time.Duration) (bool, error) {
+	unexpected := func(*library, time.Duration) (bool, error) {
 		t.Error("a library is asked that is not initialised")
 		return true, nil
 	}
-	if err := w.AwaitEvent(t.Context(), nobody); err == nil || err.Error() != "acme: the library is not initialised" {
+	if err := w.AwaitEvent(t.Context(), unexpected); err == nil || err.Error() != "acme: the library is not initialised" {
 		t.Errorf("without a library: %v", err)
 	}
 	want(t, w.discover(t, well), "")
@@ -252,7 +252,7 @@ func TestAwaitEvent(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.AwaitEvent(t.Context(), nobody); !errors.Is(err, backend.ErrClosed) {
+	if err := w.AwaitEvent(t.Context(), unexpected); !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("after Close the error is %v, want %v", err, backend.ErrClosed)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/usagereport"
 )
 
@@ -109,13 +110,10 @@ func byNode(pods []corev1.Pod) map[string]*corev1.Pod {
 // better is above zero when a is to be asked rather than b.
 func better(a, b *corev1.Pod) int {
 	rank := func(p *corev1.Pod) int {
-		ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-		})
 		switch {
 		case p.DeletionTimestamp != nil:
 			return 0
-		case !ready:
+		case !kube.PodReady(p):
 			return 1
 		}
 		return 2

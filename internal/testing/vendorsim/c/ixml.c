@@ -180,27 +180,42 @@ static uint32_t processes_of(const struct card *card, const struct process *out[
 	return n;
 }
 
+/*
+ * Begins a function that fills a list with the processes of a card. It returns them, sets
+ * count to how many there are, and room to how many of them the list has room for.
+ */
+static nvml_return begin_processes(const char *function, struct device *device, uint32_t *count, const void *out,
+				   const struct process **found, uint32_t *room)
+{
+	const struct card *card;
+	nvml_return code = nvml_begin_card(function, device, count, &card);
+
+	if (code != NVML_SUCCESS)
+		return code;
+	if (*count > 0 && !out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*room = *count;
+	*count = processes_of(card, found);
+	if (*room > *count)
+		*room = *count;
+	return NVML_SUCCESS;
+}
+
 NVML_API nvml_return nvmlDeviceGetComputeRunningProcesses(struct device *device, uint32_t *count,
 							  struct ixml_process_info *out)
 {
-	const struct card *card;
-	nvml_return code = nvml_begin_card("nvmlDeviceGetComputeRunningProcesses", device, count, &card);
-	uint32_t room = code == NVML_SUCCESS ? *count : 0;
+	const struct process *found[TOPOLOGY_MAX_PROCESSES];
+	uint32_t room = 0;
+	nvml_return code = begin_processes("nvmlDeviceGetComputeRunningProcesses", device, count, out, found, &room);
 
-	if (code == NVML_SUCCESS && room > 0 && !out)
-		code = NVML_ERROR_INVALID_ARGUMENT;
-	if (code == NVML_SUCCESS) {
-		const struct process *found[TOPOLOGY_MAX_PROCESSES];
-		*count = processes_of(card, found);
-		for (uint32_t i = 0; i < *count && i < room; i++) {
-			out[i] = (struct ixml_process_info){
-				.pid = (uint32_t)found[i]->pid,
-				.used_memory = nvml_process_bytes(found[i]),
-			};
-		}
-		if (*count > room)
-			code = NVML_ERROR_INSUFFICIENT_SIZE;
+	for (uint32_t i = 0; i < room; i++) {
+		out[i] = (struct ixml_process_info){
+			.pid = (uint32_t)found[i]->pid,
+			.used_memory = nvml_process_bytes(found[i]),
+		};
 	}
+	if (code == NVML_SUCCESS && *count > room)
+		code = NVML_ERROR_INSUFFICIENT_SIZE;
 	sim_leave(&sim);
 	return code;
 }
@@ -208,23 +223,17 @@ NVML_API nvml_return nvmlDeviceGetComputeRunningProcesses(struct device *device,
 /* Fills as much as there is room for, and succeeds with the count of all. */
 NVML_API nvml_return ixmlDeviceGetComputeAllProcesses(struct device *device, uint32_t *count, struct ixml_process *out)
 {
-	const struct card *card;
-	nvml_return code = nvml_begin_card("ixmlDeviceGetComputeAllProcesses", device, count, &card);
-	uint32_t room = code == NVML_SUCCESS ? *count : 0;
+	const struct process *found[TOPOLOGY_MAX_PROCESSES];
+	uint32_t room = 0;
+	nvml_return code = begin_processes("ixmlDeviceGetComputeAllProcesses", device, count, out, found, &room);
 
-	if (code == NVML_SUCCESS && room > 0 && !out)
-		code = NVML_ERROR_INVALID_ARGUMENT;
-	if (code == NVML_SUCCESS) {
-		const struct process *found[TOPOLOGY_MAX_PROCESSES];
-		*count = processes_of(card, found);
-		for (uint32_t i = 0; i < *count && i < room; i++) {
-			out[i] = (struct ixml_process){
-				.pid = (uint32_t)found[i]->pid,
-				.used_memory = nvml_process_bytes(found[i]),
-				.gpu_instance = SIM_NO_INSTANCE,
-				.compute_instance = SIM_NO_INSTANCE,
-			};
-		}
+	for (uint32_t i = 0; i < room; i++) {
+		out[i] = (struct ixml_process){
+			.pid = (uint32_t)found[i]->pid,
+			.used_memory = nvml_process_bytes(found[i]),
+			.gpu_instance = SIM_NO_INSTANCE,
+			.compute_instance = SIM_NO_INSTANCE,
+		};
 	}
 	sim_leave(&sim);
 	return code;
