@@ -27,6 +27,8 @@ var nameTable = []struct {
 			"a request to put devices into quarantine or to release them; divvy-node acts on it and removes it"},
 		{"divvy.dev/node-setup", "Node", "divvy-node", "how containers get NVIDIA's GPUs, why, and what an administrator should look at; " +
 			"[doctor.md](../doctor.md#node-setup)"},
+		{"divvy.dev/memory-overuse", "Node", "divvy-node", "the pods that use more memory of a device than their allocation; only while " +
+			"there are some, [usage.md](../usage.md#overuse)"},
 		{"divvy.dev/ending", "Node", "divvy-node", "the pods that are gone while their containers still run, and what they hold; only " +
 			"while there are some, [node.md](../node.md#pods-that-are-gone-before-their-containers)"},
 		{"divvy.dev/counts", "Node", "divvy-node", "the resources in the node's status that show a number of devices, such as " +

@@ -60,7 +60,7 @@ resources:
   allocation: packed
 labels: divvy
 gpuOperator: true
-usage: {enabled: true, interval: 1m, metrics: container}
+usage: {enabled: true, interval: 1m, metrics: container, overuse: {withhold: true, contextAllowanceMiB: {nvidia: 512, enflame: 0}}}
 vendors:
   nvidia:
     driverRoot: /run/nvidia/driver
@@ -83,7 +83,8 @@ vendors:
 	want := NodeConfig{
 		APIVersion: APIVersion, Kind: Kind, DriverRoot: "/host", KubeletDir: "/k", StateDir: "/s", CDIDir: "/c",
 		LogFile: "/l", LogLevel: "debug", Listen: "127.0.0.1:1", GrantKeyFile: "/g", Injection: InjectCDI,
-		Usage:          Usage{Enabled: true, Interval: Duration(time.Minute), Metrics: UsageMetricsContainer},
+		Usage: Usage{Enabled: true, Interval: Duration(time.Minute), Metrics: UsageMetricsContainer,
+			Overuse: Overuse{Withhold: true, ContextAllowanceMiB: map[string]int{"nvidia": 512, "enflame": 0}}},
 		HealthInterval: Duration(90 * time.Second), Libraries: map[string]string{"enflame": "/opt/libefml.so"},
 		Resources: []Resource{{Name: "example.com/mem", Vendor: "enflame", Mode: ModeMemory,
 			MemoryUnit: "0.01", CountResource: "example.com/count"}, {
@@ -177,10 +178,16 @@ func TestParseReportsAllMistakesAtOnce(t *testing.T) {
 			want: []string{`usage.metrics: "pod" is not known; use one of none, namespace, container`}},
 		"no detail of usage":  {text: head + "usage: {metrics: [pod]}\n", want: []string{"where a text is expected"}},
 		"usage without a key": {text: head + "usage: true\n", want: []string{"where keys are expected"}},
-		"a key of usage":      {text: head + "usage: {level: pod}\n", want: []string{`unknown key "level"`}},
-		"a tiny interval":     {text: head + "healthInterval: 1ns\n", want: []string{"healthInterval: 1ns is out of range"}},
-		"no resources":        {text: head + "resources: []\n", want: []string{"resources: the list is empty"}},
-		"unknown library":     {text: head + "libraries: {acme: /x}\n", want: []string{`libraries: "acme" is not known`}},
+		"an allowance of another vendor": {text: head + "usage: {overuse: {contextAllowanceMiB: {acme: 1}}}\n",
+			want: []string{`usage.overuse.contextAllowanceMiB: "acme" is not known`}},
+		"an allowance that is no number": {text: head + "usage: {overuse: {contextAllowanceMiB: {nvidia: 512Mi}}}\n",
+			want: []string{"512Mi"}},
+		"a negative allowance": {text: head + "usage: {overuse: {contextAllowanceMiB: {nvidia: -1}}}\n",
+			want: []string{"usage.overuse.contextAllowanceMiB.nvidia: -1 is out of range; use 0 to 1048576"}},
+		"a key of usage":  {text: head + "usage: {level: pod}\n", want: []string{`unknown key "level"`}},
+		"a tiny interval": {text: head + "healthInterval: 1ns\n", want: []string{"healthInterval: 1ns is out of range"}},
+		"no resources":    {text: head + "resources: []\n", want: []string{"resources: the list is empty"}},
+		"unknown library": {text: head + "libraries: {acme: /x}\n", want: []string{`libraries: "acme" is not known`}},
 		"a kubernetes.io resource": {
 			text: head + "resources: [{name: a.kubernetes.io/x, vendor: enflame}]\n",
 			want: []string{"in a domain that Kubernetes keeps for itself"},

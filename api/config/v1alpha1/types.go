@@ -70,6 +70,20 @@ type Usage struct {
 	Interval Duration `yaml:"interval"`
 	// Metrics is how much detail the metrics of measured use have.
 	Metrics UsageMetrics `yaml:"metrics"`
+	// Overuse is what happens to containers that use more than their allocation.
+	Overuse Overuse `yaml:"overuse"`
+}
+
+// Overuse is the policy on containers that use more memory of a device than their allocation.
+// They are always reported.
+type Overuse struct {
+	// Withhold takes the excess from the device's free units, so that the scheduler places no
+	// pod into memory that is in use.
+	Withhold bool `yaml:"withhold"`
+	// ContextAllowanceMiB is how much device memory each process may use beside the container's
+	// allocation, for its context, by vendor. The allowance of a vendor without an entry is
+	// the least memory that any process was seen to use on a device of the same model.
+	ContextAllowanceMiB map[string]int `yaml:"contextAllowanceMiB"`
 }
 
 // UsageMetrics is a level of detail of the metrics of measured use.

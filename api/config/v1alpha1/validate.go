@@ -24,6 +24,9 @@ const maxRecoverAfter = 24 * time.Hour
 // a pass waits up to seconds for a library, and older numbers say little.
 const minUsageInterval, maxUsageInterval = 5 * time.Second, 10 * time.Minute
 
+// maxContextAllowanceMiB is more than a device has: its processes are never over.
+const maxContextAllowanceMiB = 1 << 20
+
 var (
 	domainPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$`)
 	namePattern   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
@@ -113,6 +116,12 @@ func (k *checker) node(c NodeConfig) {
 	}
 	k.oneOf("usage.metrics", string(c.Usage.Metrics), string(UsageMetricsNone), string(UsageMetricsNamespace),
 		string(UsageMetricsContainer))
+	for _, vendor := range slices.Sorted(maps.Keys(c.Usage.Overuse.ContextAllowanceMiB)) {
+		k.oneOf("usage.overuse.contextAllowanceMiB", vendor, k.vendors...)
+		if n := c.Usage.Overuse.ContextAllowanceMiB[vendor]; n < 0 || n > maxContextAllowanceMiB {
+			k.wrong("usage.overuse.contextAllowanceMiB."+vendor, "%d is out of range; use 0 to %d", n, maxContextAllowanceMiB)
+		}
+	}
 	for _, vendor := range slices.Sorted(maps.Keys(c.Libraries)) {
 		k.oneOf("libraries", vendor, k.vendors...)
 		k.absolute("libraries."+vendor, c.Libraries[vendor])

@@ -486,5 +486,5 @@ internal/core/wire, internal/node/agent and internal/node/nodelabels write them.
 {{- $keys | toJson -}}
 {{- end }}
 {{- define "divvy.annotations.nodes" -}}
-{{- list "divvy.dev/inventory" "divvy.dev/node-setup" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
+{{- list "divvy.dev/inventory" "divvy.dev/node-setup" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/memory-overuse" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
 {{- end }}

@@ -18,7 +18,7 @@ const (
 // kubectl divvy included.
 func NodeAnnotations() []string {
 	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation, QuarantineAnnotation,
-		SetupAnnotation, DeviceRequestAnnotation}
+		SetupAnnotation, DeviceRequestAnnotation, OveruseAnnotation}
 }
 
 // OwnedLabels reads LabelsAnnotation. Keys in the domains of Kubernetes are left

@@ -26,6 +26,10 @@ type DeviceUsage struct {
 	// MemoryBytes is the memory of the device, UsedBytes what is in use of it.
 	MemoryBytes uint64 `json:"memoryBytes"`
 	UsedBytes   uint64 `json:"usedBytes"`
+	// LeastProcessBytes is the least memory that any container's process uses that started at
+	// least a minute ago: the context that each process has is not larger. It is nil if there
+	// is no such process.
+	LeastProcessBytes *uint64 `json:"leastProcessBytes,omitempty"`
 	// Containers hold something of the device, in ascending order of their names.
 	Containers []ContainerUsage `json:"containers,omitempty"`
 	// SystemBytes are used by processes outside of pods, ForeignBytes by pods that hold
@@ -40,6 +44,9 @@ type DeviceUsage struct {
 type ContainerUsage struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
+	// PodUID is the UID in the names of the pod's control groups: of a static pod, the hash of
+	// its manifest.
+	PodUID string `json:"podUID,omitempty"`
 	// Container is "" for processes of which only the pod is known.
 	Container string         `json:"container,omitempty"`
 	Resource  accel.Resource `json:"resource"`
