@@ -15,6 +15,10 @@ import (
 // a device than their allocation, for the scheduler's side, which may evict them.
 const OveruseAnnotation = "divvy.dev/memory-overuse"
 
+// OveruseCondition is the condition of a Node that is true while it has such pods. It is
+// there while use is measured.
+const OveruseCondition = "DivvyMemoryOveruse"
+
 // OveruseVersion is the version of the document in OveruseAnnotation.
 const OveruseVersion = 1
 

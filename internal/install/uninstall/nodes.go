@@ -61,8 +61,8 @@ func (u *uninstaller) cleanNodes(ctx context.Context) {
 		for _, key := range wire.NodeAnnotations() {
 			keys = append(keys, key+"-")
 		}
-		u.out.remain("annotations, labels and device counts on nodes ("+left+")", "kubectl annotate nodes --all "+strings.Join(keys, " ")+
-			", and for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-")
+		u.out.remain("annotations, labels, conditions and device counts on nodes ("+left+")",
+			"kubectl annotate nodes --all "+strings.Join(keys, " ")+", and for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-")
 	}
 	u.out.say("removed Divvy's annotations and labels from %d nodes", cleaned)
 }
@@ -81,6 +81,14 @@ func (u *uninstaller) cleanNode(ctx context.Context, n *corev1.Node) (changed bo
 			return false, fmt.Errorf("device counts of node %s: %w", n.Name, err)
 		}
 	}
+	hadCondition := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == wire.OveruseCondition })
+	if hadCondition {
+		removal := map[string]string{"type": wire.OveruseCondition, "$patch": "delete"}
+		body := map[string]any{"status": map[string]any{"conditions": []any{removal}}}
+		if err := u.patch(ctx, n.Name, types.StrategicMergePatchType, body, "status"); err != nil && !gone(err) {
+			return false, fmt.Errorf("condition %s of node %s: %w", wire.OveruseCondition, n.Name, err)
+		}
+	}
 	labels, annotations := map[string]any{}, map[string]any{}
 	for _, key := range wire.OwnedLabels(n.Annotations[wire.LabelsAnnotation]) {
 		if _, there := n.Labels[key]; there {
@@ -93,26 +101,27 @@ func (u *uninstaller) cleanNode(ctx context.Context, n *corev1.Node) (changed bo
 		}
 	}
 	if len(labels)+len(annotations) == 0 {
-		return len(status) > 0, nil
+		return len(status) > 0 || hadCondition, nil
 	}
 	body := map[string]any{"metadata": map[string]any{"labels": labels, "annotations": annotations}}
-	if err := u.patch(ctx, n.Name, body); err != nil && !gone(err) {
+	if err := u.patch(ctx, n.Name, types.MergePatchType, body); err != nil && !gone(err) {
 		return false, fmt.Errorf("annotations and labels of node %s: %w", n.Name, err)
 	}
 	return true, nil
 }
 
 func (u *uninstaller) patchStatus(ctx context.Context, node string, resources map[string]any) error {
-	return u.patch(ctx, node, map[string]any{"status": map[string]any{"capacity": resources, "allocatable": resources}}, "status")
+	return u.patch(ctx, node, types.MergePatchType,
+		map[string]any{"status": map[string]any{"capacity": resources, "allocatable": resources}}, "status")
 }
 
-func (u *uninstaller) patch(ctx context.Context, node string, body map[string]any, subresources ...string) error {
+func (u *uninstaller) patch(ctx context.Context, node string, kind types.PatchType, body map[string]any, subresources ...string) error {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return err
 	}
 	return call(ctx, func(ctx context.Context) error {
-		_, err := u.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager},
+		_, err := u.client.CoreV1().Nodes().Patch(ctx, node, kind, data, metav1.PatchOptions{FieldManager: fieldManager},
 			subresources...)
 		return err
 	})

@@ -58,7 +58,8 @@ func node(name string, resources map[string]string) *corev1.Node {
 			},
 		},
 		Status: corev1.NodeStatus{
-			Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue},
+				{Type: wire.OveruseCondition, Status: corev1.ConditionFalse}},
 			Capacity:    corev1.ResourceList{"cpu": resource.MustParse("4")},
 			Allocatable: corev1.ResourceList{"cpu": resource.MustParse("4")},
 		},
@@ -183,7 +184,7 @@ func TestBefore(t *testing.T) {
 		// runs that could make it again.
 		want := []string{
 			"delete daemonset divvy-schedconf", "delete mutatingwebhookconfiguration bwki-webhook-cfg", "delete daemonset divvy-node",
-			"delete deployment divvy-extender", "patch node n1", "patch node n1", "delete lease divvy-extender",
+			"delete deployment divvy-extender", "patch node n1", "patch node n1", "patch node n1", "delete lease divvy-extender",
 			"delete secret " + pool.CASecret, "delete secret " + pool.CASecret,
 		}
 		if diff := gocmp.Diff(want, writes); diff != "" {
@@ -209,6 +210,9 @@ func TestBefore(t *testing.T) {
 		}
 		if has(n, count) || !has(n, memory) || !has(n, "cpu") {
 			t.Errorf("capacity %v: want no %s; %s is kubelet's", n.Status.Capacity, count, memory)
+		}
+		if len(n.Status.Conditions) != 1 || n.Status.Conditions[0].Type != corev1.NodeReady {
+			t.Errorf("conditions %v: want kubelet's alone", n.Status.Conditions)
 		}
 		if _, err := client.CoreV1().Secrets("kube-system").Get(t.Context(), pool.CASecret, metav1.GetOptions{}); err != nil {
 			t.Errorf("the token itself: %v", err)

@@ -107,6 +107,7 @@ type Agent struct {
 	signals    signals
 	cdi        *cdiWriter
 	endings    *endings
+	overuse    *overuseDesk
 	// watching follows the devices; deciding updates the API server. Kubelet is
 	// served until Run ends.
 	watching, deciding *phase
@@ -188,6 +189,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		a.events = events.NewRecorder(ctx, o.Client, events.Node, o.Node)
 		m.register(a.events)
 	}
+	a.overuse = &overuseDesk{enabled: o.Config.Usage.Enabled}
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
 	a.pods = newNodePods(o.Client, o.Node, a.signals.wake.raise)
 	a.pods.objects.gone = a.endings.gone

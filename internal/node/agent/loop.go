@@ -88,7 +88,8 @@ func (a *Agent) turn(ctx context.Context) error {
 	// Devices can be given to pods without these, so readiness leaves them out: a
 	// policy of the cluster may reject them for good, and a full disk for long.
 	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx),
-		a.quarantine.publish(ctx, a.publisher), publishSetup(ctx, a.publisher, a.o.Setup))
+		a.quarantine.publish(ctx, a.publisher), a.overuse.publish(ctx, a.publisher, time.Now()),
+		publishSetup(ctx, a.publisher, a.o.Setup))
 	a.progress.note(published, asked, removed)
 	return errors.Join(published, asked, described)
 }
@@ -125,6 +126,9 @@ func (a *Agent) publish(ctx context.Context) error {
 			continue
 		}
 		one := see(p, (*alloc.Engine).Inventory)
+		if a.o.Config.Usage.Overuse.Withhold {
+			a.overuse.withhold(&one, time.Now())
+		}
 		if r.configured || len(one.Shares) > 0 {
 			inventory = append(inventory, one)
 		}

@@ -93,6 +93,9 @@ func stripNode(object any) (any, error) {
 		}
 	}
 	kept.Status.Capacity, kept.Status.Allocatable = n.Status.Capacity, n.Status.Allocatable
+	if c := findCondition(n.Status.Conditions); c != nil {
+		kept.Status.Conditions = []corev1.NodeCondition{*c}
+	}
 	return kept, nil
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/overuse"
 	"github.com/divvy-gpu/divvy/internal/node/usage"
 	"github.com/divvy-gpu/divvy/internal/node/usagefile"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
@@ -56,6 +57,7 @@ type usageWatch struct {
 	records     *records
 	parts       []*pool
 	metrics     *usageMetrics
+	overuse     *overuseWatch
 	now         func() time.Time
 
 	devices map[accel.DeviceID]*measuredDevice
@@ -115,7 +117,7 @@ func newUsageWatch(a *Agent) *usageWatch {
 		passer: usage.NewMeter(filepath.Join(c.DriverRoot, "proc"), filepath.Join(c.DriverRoot, "sys/fs/cgroup")),
 		meters: map[string]*watchedMeter{}, discoveries: a.discoveries, records: a.records,
 		parts:   slices.Collect(a.offerings.parts(func(*offering, *pool) bool { return true })),
-		metrics: newUsageMetrics(a.metrics, c.Usage.Metrics), now: time.Now, devices: map[accel.DeviceID]*measuredDevice{},
+		metrics: newUsageMetrics(a.metrics, c.Usage.Metrics), overuse: newOveruseWatch(a), now: time.Now, devices: map[accel.DeviceID]*measuredDevice{},
 	}
 	for _, vendor := range slices.Sorted(maps.Keys(a.o.Backends)) {
 		meter, ok := a.o.Backends[vendor].(backend.Meter)
@@ -145,18 +147,19 @@ func (u *usageWatch) run(ctx context.Context) {
 			}
 		}()
 	}
-	defer u.metrics.show(wire.UsageReport{})
+	defer u.metrics.show(wire.UsageReport{}, nil)
+	defer u.overuse.desk.end()
 	if !u.await(ctx) {
 		return
 	}
 	tick := time.NewTicker(time.Duration(u.config.Interval))
 	defer tick.Stop()
 	for {
-		report := u.pass(ctx)
+		report, over := u.pass(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		u.metrics.show(report)
+		u.metrics.show(report, over)
 		if file != nil {
 			u.unsaved.Log(ctx, file.Write(report), "The report of measured use is missing for kubectl divvy inspect")
 		}
@@ -184,8 +187,9 @@ func (u *usageWatch) await(ctx context.Context) bool {
 	}
 }
 
-// pass measures the devices that are due, and returns the report of all.
-func (u *usageWatch) pass(ctx context.Context) wire.UsageReport {
+// pass measures the devices that are due, and returns the report of all and the episodes of
+// overuse.
+func (u *usageWatch) pass(ctx context.Context) (wire.UsageReport, []overuse.Episode) {
 	start := u.now()
 	all := u.list()
 	pods := u.records.pods.Cached()
@@ -228,7 +232,22 @@ func (u *usageWatch) pass(ctx context.Context) wire.UsageReport {
 		}
 	}
 	u.told.Log(ctx, errors.Join(problems...), "The use of devices cannot be measured; trying again")
-	return report
+	if ctx.Err() != nil {
+		return report, nil // the pass was cut off
+	}
+	return report, u.overuse.look(rows, u.models(), pods, start)
+}
+
+// models are the models of all devices.
+func (u *usageWatch) models() map[accel.DeviceID]string {
+	out := map[accel.DeviceID]string{}
+	names, of, _ := u.discoveries.all()
+	for _, vendor := range names {
+		for _, d := range of[vendor].found.Devices {
+			out[d.ID] = d.Model
+		}
+	}
+	return out
 }
 
 func problemOf(d wire.DeviceUsage) error {

@@ -77,7 +77,7 @@ func (s *simplePass) Pass(ctx context.Context, backends map[string]backend.Meter
 			if c.Device != d.ID {
 				continue
 			}
-			one := wire.ContainerUsage{Namespace: c.Namespace, Pod: c.Pod, Container: c.Name, Resource: c.Resource,
+			one := wire.ContainerUsage{Namespace: c.Namespace, Pod: c.Pod, PodUID: c.PodUID, Container: c.Name, Resource: c.Resource,
 				UsedBytes: new(uint64(0))}
 			if c.Bytes > 0 {
 				one.AllocatedBytes = new(c.Bytes)
@@ -129,8 +129,10 @@ func newMeasuring(t *testing.T, level config.UsageMetrics) *measuring {
 	shown := newMetrics(m.registry)
 	a := &Agent{o: Options{Node: thisNode, Config: config.Default(), RunDir: filepath.Join(t.TempDir(), "run"),
 		Backends: map[string]backend.Backend{"enflame": m.meter, "iluvatar": fakeBackend{}}},
-		records: m.world.records, metrics: shown, offerings: offerings{{parts: []*pool{m.world.pool}}}}
-	a.o.Config.Usage = config.Usage{Enabled: true, Interval: config.Duration(20 * time.Millisecond), Metrics: level}
+		records: m.world.records, metrics: shown, offerings: offerings{{parts: []*pool{m.world.pool}}},
+		overuse: &overuseDesk{enabled: true}}
+	a.o.Config.Usage = config.Usage{Enabled: true, Interval: config.Duration(20 * time.Millisecond), Metrics: level,
+		Overuse: config.Overuse{ContextAllowanceMiB: map[string]int{"enflame": 0}}}
 	a.discoveries = newDiscoveries(a.o.Backends)
 	a.discoveries.note("enflame", devices, nil)
 	a.discoveries.note("iluvatar", found(card(0, "x", 16)), nil)
@@ -163,8 +165,8 @@ func (m *measuring) lists() {
 // shows makes a pass and compares the metrics of measured use.
 func (m *measuring) shows(what, want string) wire.UsageReport {
 	m.t.Helper()
-	r := m.usageWatch.pass(m.t.Context())
-	m.usageWatch.metrics.show(r)
+	r, over := m.usageWatch.pass(m.t.Context())
+	m.usageWatch.metrics.show(r, over)
 	var got []string
 	families, err := m.registry.Gather()
 	if err != nil {
@@ -248,7 +250,7 @@ func TestUsageMetrics(t *testing.T) {
 			if n := testutil.ToFloat64(m.usageWatch.metrics.errors.WithLabelValues("enflame")); n != 1 {
 				t.Errorf("%v errors", n)
 			}
-			m.usageWatch.metrics.show(wire.UsageReport{})
+			m.usageWatch.metrics.show(wire.UsageReport{}, nil)
 			if n, err := testutil.GatherAndCount(m.registry, "divvy_node_device_memory_used_bytes"); n != 0 || err != nil {
 				t.Errorf("%d series at the end, %v", n, err)
 			}
@@ -262,7 +264,7 @@ func TestUsageOfIdleDevices(t *testing.T) {
 	m := newMeasuring(t, config.UsageMetricsNone)
 	step := func(what, want string) wire.UsageReport {
 		t.Helper()
-		r := m.usageWatch.pass(t.Context())
+		r, _ := m.usageWatch.pass(t.Context())
 		if got := m.meter.calls(); got != want {
 			t.Errorf("%s: measured %q, want %q", what, got, want)
 		}
@@ -414,8 +416,8 @@ func TestUsageWithoutHostPIDs(t *testing.T) {
 	lines := []string{}
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{}))
 	for range 3 {
-		r := m.usageWatch.pass(ctx)
-		m.usageWatch.metrics.show(r)
+		r, over := m.usageWatch.pass(ctx)
+		m.usageWatch.metrics.show(r, over)
 		if len(r.Devices) != 2 || !strings.Contains(r.Devices[0].Problem, "hostPID") ||
 			!strings.Contains(r.Devices[1].Problem, "does not see") {
 			t.Fatalf("%+v", r)

@@ -8,6 +8,7 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/overuse"
 	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
@@ -33,9 +34,12 @@ func newUsageMetrics(m *metrics, level config.UsageMetrics) *usageMetrics {
 	return u
 }
 
-// show replaces what is shown by a report, which may be empty.
-func (u *usageMetrics) show(r wire.UsageReport) {
+// show replaces what is shown by a report, which may be empty, and the episodes of overuse.
+func (u *usageMetrics) show(r wire.UsageReport, over []overuse.Episode) {
 	g := newUsageGauges()
+	for _, e := range over {
+		g.addOveruse(e, u.level)
+	}
 	for _, d := range r.Devices {
 		g.add(d, u.level)
 	}
@@ -64,6 +68,9 @@ func (u *usageMetrics) gauges() *usageGauges {
 type usageGauges struct {
 	container, namespace     amounts
 	deviceUsed, unattributed *prometheus.GaugeVec
+	// containerOver and namespaceOver are those of containers that use more than their
+	// allocation.
+	containerOver, namespaceOver *prometheus.GaugeVec
 }
 
 // amounts are the gauges of containers, or of namespaces.
@@ -76,12 +83,14 @@ func newUsageGauges() *usageGauges {
 		namespace: amounts{defs.NodeNamespaceMemoryUsed.NewGauges(), defs.NodeNamespaceMemoryAllocated.NewGauges(),
 			defs.NodeNamespaceUtilization.NewGauges()},
 		deviceUsed: defs.NodeDeviceMemoryUsed.NewGauges(), unattributed: defs.NodeDeviceMemoryUnattributed.NewGauges(),
+		containerOver: defs.NodeContainerOveruse.NewGauges(), namespaceOver: defs.NodeNamespaceOveruse.NewGauges(),
 	}
 }
 
 func (g *usageGauges) each(do func(*prometheus.GaugeVec)) {
 	for _, v := range []*prometheus.GaugeVec{g.container.used, g.container.allocated, g.container.utilization,
-		g.namespace.used, g.namespace.allocated, g.namespace.utilization, g.deviceUsed, g.unattributed} {
+		g.namespace.used, g.namespace.allocated, g.namespace.utilization, g.deviceUsed, g.unattributed,
+		g.containerOver, g.namespaceOver} {
 		do(v)
 	}
 }
@@ -111,6 +120,18 @@ func (g *usageGauges) add(d wire.DeviceUsage, level config.UsageMetrics) {
 		for k, some := range parts {
 			g.namespace.set(amountOf(some...), k.resource, device, index, k.namespace)
 		}
+	case config.UsageMetricsNone:
+	}
+}
+
+// addOveruse adds a container that uses more than its allocation.
+func (g *usageGauges) addOveruse(e overuse.Episode, level config.UsageMetrics) {
+	c, device, index := e.Container, string(e.Device), accel.IndexText(e.Index)
+	switch level {
+	case config.UsageMetricsContainer:
+		g.containerOver.WithLabelValues(string(c.Resource), device, index, c.Namespace, c.Pod, c.Container).Set(1)
+	case config.UsageMetricsNamespace:
+		g.namespaceOver.WithLabelValues(string(c.Resource), device, index, c.Namespace).Inc()
 	case config.UsageMetricsNone:
 	}
 }

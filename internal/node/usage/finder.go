@@ -74,3 +74,12 @@ func (f *finder) keep(pid int, m member) {
 	defer f.mu.Unlock()
 	f.found[pid] = m
 }
+
+// started returns when a process that this pass found in a container started, as
+// cgroup.Process.Start.
+func (f *finder) started(pid int) (uint64, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m, ok := f.found[pid]
+	return m.start, ok
+}

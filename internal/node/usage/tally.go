@@ -18,8 +18,7 @@ type tally struct {
 
 // row is a container that holds something of the device, or the rest of its pod.
 type row struct {
-	podUID string
-	usage  wire.ContainerUsage
+	usage wire.ContainerUsage
 	// used is the memory of the processes, in bytes; unknown is true if that of one is not
 	// known.
 	used    uint64
@@ -47,8 +46,8 @@ func newTally(holders []Container) *tally {
 				continue
 			}
 		}
-		t.rows = append(t.rows, &row{podUID: c.PodUID, usage: wire.ContainerUsage{
-			Namespace: c.Namespace, Pod: c.Pod, Container: c.Name, Resource: c.Resource, AllocatedBytes: allocated,
+		t.rows = append(t.rows, &row{usage: wire.ContainerUsage{
+			Namespace: c.Namespace, Pod: c.Pod, PodUID: c.PodUID, Container: c.Name, Resource: c.Resource, AllocatedBytes: allocated,
 		}})
 	}
 	return t
@@ -88,7 +87,7 @@ func (t *tally) add(owner cgroup.Owner, p backend.Process, pods Pods) {
 // holds nothing of the device. A pod that replaced another of the same name has a UID of
 // its own, so that the UID counts if there is one.
 func (t *tally) pod(uid string, pods Pods) *row {
-	if i := slices.IndexFunc(t.rows, func(r *row) bool { return r.podUID == uid }); i >= 0 {
+	if i := slices.IndexFunc(t.rows, func(r *row) bool { return r.usage.PodUID == uid }); i >= 0 {
 		return t.rows[i]
 	}
 	name := pods.ByUID[uid] // no row has the zero value's name
@@ -104,7 +103,7 @@ func (t *tally) pod(uid string, pods Pods) *row {
 func (t *tally) container(of *row, name string) *row {
 	find := func(name string) int {
 		return slices.IndexFunc(t.rows, func(r *row) bool {
-			return r.podUID == of.podUID && r.usage.Namespace == of.usage.Namespace && r.usage.Pod == of.usage.Pod &&
+			return r.usage.PodUID == of.usage.PodUID && r.usage.Namespace == of.usage.Namespace && r.usage.Pod == of.usage.Pod &&
 				r.usage.Container == name
 		})
 	}
@@ -113,8 +112,8 @@ func (t *tally) container(of *row, name string) *row {
 			return t.rows[i]
 		}
 	}
-	rest := &row{podUID: of.podUID, usage: wire.ContainerUsage{
-		Namespace: of.usage.Namespace, Pod: of.usage.Pod, Resource: of.usage.Resource,
+	rest := &row{usage: wire.ContainerUsage{
+		Namespace: of.usage.Namespace, Pod: of.usage.Pod, PodUID: of.usage.PodUID, Resource: of.usage.Resource,
 	}}
 	t.rows = append(t.rows, rest)
 	return rest
@@ -156,7 +155,7 @@ func (t *tally) finish(report *wire.DeviceUsage, used uint64) {
 func (t *tally) containers() []wire.ContainerUsage {
 	slices.SortFunc(t.rows, func(a, b *row) int {
 		return cmp.Or(cmp.Compare(a.usage.Namespace, b.usage.Namespace), cmp.Compare(a.usage.Pod, b.usage.Pod),
-			cmp.Compare(a.usage.Container, b.usage.Container), cmp.Compare(a.podUID, b.podUID))
+			cmp.Compare(a.usage.Container, b.usage.Container), cmp.Compare(a.usage.PodUID, b.usage.PodUID))
 	})
 	var out []wire.ContainerUsage
 	for _, r := range t.rows {

@@ -10,8 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
@@ -96,7 +101,7 @@ func (m *Meter) Pass(ctx context.Context, backends map[string]backend.Meter, dev
 	f := &finder{proc: m.proc, cgroups: m.cgroups, before: m.known, found: map[int]member{}}
 	m.mu.Unlock()
 	p := &pass{
-		finder: f, unseen: hostPIDs(m.proc), backends: backends, pods: pods,
+		finder: f, unseen: hostPIDs(m.proc), backends: backends, pods: pods, settled: settledBefore(m.proc),
 		holders: map[accel.DeviceID][]Container{}, uids: map[string]bool{},
 	}
 	for _, c := range containers {
@@ -136,6 +141,9 @@ type pass struct {
 	holders map[accel.DeviceID][]Container
 	// uids are the UIDs of the pods of all holders.
 	uids map[string]bool
+	// settled is when a process must have started to have all of its context, as
+	// cgroup.Process.Start; 0 for none.
+	settled uint64
 }
 
 // errUnmeasured says that a vendor's library cannot measure a device at all.
@@ -161,10 +169,40 @@ func (p *pass) device(ctx context.Context, d Device) wire.DeviceUsage {
 			t.system += memory(process)
 		default:
 			t.add(p.owner(of), process, p.pods)
+			report.LeastProcessBytes = p.least(report.LeastProcessBytes, process)
 		}
 	}
 	t.finish(&report, measured.UsedBytes)
 	return report
+}
+
+// least returns the lesser of an amount and what a process uses, if that started long
+// enough ago.
+func (p *pass) least(before *uint64, process backend.Process) *uint64 {
+	used := memory(process)
+	if start, ok := p.finder.started(process.PID); !ok || start >= p.settled || used == 0 || before != nil && *before <= used {
+		return before
+	}
+	return &used
+}
+
+// settlingTime is how long a process is taken to make its context in.
+const settlingTime = time.Minute
+
+// settledBefore returns the clock ticks since the machine started, less settlingTime; 0 if
+// that is not known.
+func settledBefore(procRoot string) uint64 {
+	const ticksPerSecond = 100 // USER_HZ, of all machines that Linux shows to programs
+	text, err := os.ReadFile(filepath.Join(procRoot, "uptime"))
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	seconds, err := strconv.ParseFloat(first, 64)
+	if err != nil || seconds <= settlingTime.Seconds() {
+		return 0
+	}
+	return uint64((seconds - settlingTime.Seconds()) * ticksPerSecond)
 }
 
 // measure asks the backend about a device.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
@@ -157,6 +158,9 @@ func usage(container string, allocated, used, processes int) wire.ContainerUsage
 	}
 	return u
 }
+
+// withoutUIDs leaves the UIDs out of a comparison of rows; TestPodUIDs is about these.
+var withoutUIDs = cmpopts.IgnoreFields(wire.ContainerUsage{}, "PodUID")
 
 func TestPassAttribution(t *testing.T) {
 	withUtilization := func(p backend.Process, u float64) backend.Process {
@@ -322,7 +326,7 @@ func TestPassAttribution(t *testing.T) {
 			containers := append([]Container{elsewhere}, tt.containers...)
 			for _, turn := range []string{"first", "second"} { // which has found the processes before
 				got := m.Pass(t.Context(), backends, []Device{{Vendor: "v", ID: "a", Index: 3, MemoryBytes: 80 * gib}}, containers, pods)
-				if diff := cmp.Diff([]wire.DeviceUsage{tt.want}, got); diff != "" {
+				if diff := cmp.Diff([]wire.DeviceUsage{tt.want}, got, withoutUIDs); diff != "" {
 					t.Errorf("%s pass: %s", turn, diff)
 				}
 			}
@@ -398,6 +402,53 @@ func TestReusedPID(t *testing.T) {
 func writeString(f *os.File, text string) error {
 	_, err := f.WriteString(text)
 	return err
+}
+
+// TestPodUIDs: a row has the UID of its pod, also that of processes whose container is not
+// known.
+func TestPodUIDs(t *testing.T) {
+	tr := newTree(t)
+	tr.process(10, "S", 5, group(trainUID, 77))
+	got := one(t, NewMeter(tr.proc, tr.cgroups))
+	if len(got.Containers) != 2 || got.Containers[0].PodUID != trainUID || got.Containers[1].PodUID != trainUID {
+		t.Errorf("rows: %+v", got.Containers)
+	}
+}
+
+func TestLeastProcess(t *testing.T) {
+	const uptime = "100.05 350.00\n" // 10005 ticks; what started after 4005 may not have its context yet
+	for name, tt := range map[string]struct {
+		uptime    string
+		starts    map[int]uint64 // by PID
+		processes []backend.Process
+		want      *uint64
+	}{
+		"the least":               {uptime, map[int]uint64{10: 5, 11: 6}, []backend.Process{uses(10, 3), uses(11, 2)}, new(uint64(2 * gib))},
+		"one that started lately": {uptime, map[int]uint64{10: 5, 11: 4005}, []backend.Process{uses(10, 3), uses(11, 2)}, new(uint64(3 * gib))},
+		"one without memory": {uptime, map[int]uint64{10: 5, 11: 6}, []backend.Process{uses(10, 3), {PID: 11, Memory: new(uint64)}},
+			new(uint64(3 * gib))},
+		"one whose memory is not known": {uptime, map[int]uint64{10: 5}, []backend.Process{{PID: 10}}, nil},
+		"just started":                  {uptime, map[int]uint64{10: 4006}, []backend.Process{uses(10, 3)}, nil},
+		"a machine that just started":   {"30.00 9.00\n", map[int]uint64{10: 5}, []backend.Process{uses(10, 3)}, nil},
+		"no uptime":                     {"", map[int]uint64{10: 5}, []backend.Process{uses(10, 3)}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := newTree(t)
+			if tt.uptime != "" {
+				tr.write(filepath.Join(tr.proc, "uptime"), tt.uptime)
+			}
+			for pid, start := range tt.starts {
+				tr.process(pid, "S", start, group(trainUID, 1))
+			}
+			tr.process(20, "S", 5, service) // no container's
+			backends := map[string]backend.Meter{"v": fake{"a": measured(9*gib, append(tt.processes, uses(20, 1))...)}}
+			got := NewMeter(tr.proc, tr.cgroups).Pass(t.Context(), backends, []Device{{Vendor: "v", ID: "a"}},
+				[]Container{holds("main", 4)}, pods)
+			if diff := cmp.Diff(tt.want, got[0].LeastProcessBytes); diff != "" {
+				t.Errorf("least (-want +got):\n%s", diff)
+			}
+		})
+	}
 }
 
 func TestProcessThatExits(t *testing.T) {
@@ -482,7 +533,7 @@ func TestPassProblems(t *testing.T) {
 		{Vendor: "x", Device: "d", Problem: unsupported},
 	}
 	m := NewMeter(tr.proc, tr.cgroups)
-	if diff := cmp.Diff(want, m.Pass(t.Context(), backends, devices, containers, pods)); diff != "" {
+	if diff := cmp.Diff(want, m.Pass(t.Context(), backends, devices, containers, pods), withoutUIDs); diff != "" {
 		t.Error(diff)
 	}
 	if devices[0].ID != "c" {
@@ -527,7 +578,7 @@ func TestVendorsAtTheSameTime(t *testing.T) {
 	want := []wire.DeviceUsage{
 		{Vendor: "v", Device: "a", Problem: "no answer in 5s"}, {Vendor: "w", Device: "c", UsedBytes: gib, UnknownBytes: gib},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, withoutUIDs); diff != "" {
 		t.Error(diff)
 	}
 }

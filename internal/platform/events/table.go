@@ -108,6 +108,15 @@ var (
 			"or an admission policy or webhook of the cluster forbids the change. The pod runs, and the node retries with a backoff of " +
 			"up to one minute. Until then, a pod that the extender did not place is counted on its node but on no device.",
 	})
+	DeviceMemoryOverused = define(Kind{
+		"DeviceMemoryOverused", corev1.EventTypeWarning, "Pod", Node,
+		"A container uses more memory of a device than its allocation. The message gives both amounts. The pod can be evicted if the " +
+			"administrator has enabled that: request what it needs, see [usage.md](../usage.md#overuse).",
+	})
+	DeviceMemoryOveruseEnded = define(Kind{
+		"DeviceMemoryOveruseEnded", corev1.EventTypeNormal, "Pod", Node,
+		"A container that used more memory of a device than its allocation uses no more than that now.",
+	})
 	ConfigurationReloaded = define(Kind{
 		"ConfigurationReloaded", corev1.EventTypeNormal, "Node", Node,
 		"A new configuration is in use.",

@@ -394,6 +394,16 @@ var (
 		Help: "Part of the device's compute time that the containers of a namespace had lately.", Labels: labelsOfUsage(),
 		Absent: "unless `usage.metrics` is `namespace`, and where it is not known of one of the containers",
 	})
+	NodeContainerOveruse = define(Metric{
+		Name: "divvy_node_container_overuse", Type: Gauge, Programs: []string{Node},
+		Help:   "1 for a container that uses more memory of a device than its allocation; container is empty for the sum of its pod.",
+		Labels: labelsOfUsage(labelPod, labelContainer), Absent: "unless `usage.metrics` is `container`, and for all other containers",
+	})
+	NodeNamespaceOveruse = define(Metric{
+		Name: "divvy_node_namespace_overuse", Type: Gauge, Programs: []string{Node},
+		Help: "Containers of a namespace that use more memory of a device than their allocation.", Labels: labelsOfUsage(),
+		Absent: "unless `usage.metrics` is `namespace`, and where there are none",
+	})
 	NodeDeviceMemoryUsed = define(Metric{
 		Name: "divvy_node_device_memory_used_bytes", Type: Gauge, Programs: []string{Node},
 		Help: "Memory of a device that is in use, by processes and by the driver.", Labels: []Label{labelVendor, labelDevice, labelIndex},

@@ -1,0 +1,298 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/overuse"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+)
+
+// Reasons of the node's condition.
+const (
+	reasonOver   = "ContainersOverAllocation"
+	reasonWithin = "ContainersWithinAllocation"
+)
+
+// overuseDesk has the episodes of overuse that the last pass has shown, for the loop, which
+// publishes them. It is safe for concurrent use.
+type overuseDesk struct {
+	// enabled is true if use is measured.
+	enabled bool
+
+	mu sync.Mutex
+	// measured is true after the first pass. All is guarded by mu.
+	measured bool
+	current  []overuse.Episode
+	// until is when the last pass does not count any more, without another.
+	until time.Time
+}
+
+// set takes in a pass, which counts until a time.
+func (d *overuseDesk) set(current []overuse.Episode, until time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.measured, d.current, d.until = true, current, until
+}
+
+// end says that there are no more passes.
+func (d *overuseDesk) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.measured, d.current, d.until = false, nil, time.Time{}
+}
+
+// get returns the episodes, and whether there was a pass. proven are those that the last pass
+// has shown, none if that was too long ago.
+func (d *overuseDesk) get(now time.Time) (measured bool, current, proven []overuse.Episode) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now.Before(d.until) {
+		proven = slices.DeleteFunc(slices.Clone(d.current), func(e overuse.Episode) bool { return e.Since.IsZero() })
+	}
+	return d.measured, d.current, proven
+}
+
+// withhold takes what containers use beyond their allocations from the units of an inventory
+// that others may have.
+func (d *overuseDesk) withhold(in *accel.Inventory, now time.Time) {
+	unit, err := sharing.ParseMemoryUnit(in.Unit)
+	if err != nil {
+		return // not counted in memory
+	}
+	_, current, _ := d.get(now)
+	excess := map[accel.DeviceID]uint64{}
+	for _, e := range current {
+		if e.Container.Resource == in.Resource {
+			excess[e.Device] += e.Peak
+		}
+	}
+	if len(excess) == 0 {
+		return
+	}
+	in.Shares = slices.Clone(in.Shares)
+	for i := range in.Shares {
+		s, bytes := &in.Shares[i], excess[in.Shares[i].ID]
+		units := unit.Units(int64(min(bytes, math.MaxInt64))) //nolint:gosec // bounded
+		if unit.Bytes(units) < bytes {
+			units++
+		}
+		s.Withheld = min(units, s.Units)
+	}
+}
+
+// overuseWatch finds overuse in the passes of measured use, and tells of it.
+type overuseWatch struct {
+	watch *overuse.Watch
+	desk  *overuseDesk
+	// lasts is how long a pass counts without another.
+	lasts   time.Duration
+	changed func()
+	event   func(*corev1.Pod, events.Kind, string)
+}
+
+func newOveruseWatch(a *Agent) *overuseWatch {
+	allowance := map[string]uint64{}
+	for vendor, mib := range a.o.Config.Usage.Overuse.ContextAllowanceMiB {
+		allowance[vendor] = uint64(max(mib, 0)) << 20 //nolint:gosec // not negative
+	}
+	return &overuseWatch{watch: overuse.New(allowance), desk: a.overuse, changed: a.signals.wake.raise, event: a.tellPod,
+		// A pass may take as long as the time between two.
+		lasts: 3 * time.Duration(a.o.Config.Usage.Interval)}
+}
+
+// look takes in a pass over devices, and returns the episodes.
+func (o *overuseWatch) look(devices []wire.DeviceUsage, models map[accel.DeviceID]string, pods []*corev1.Pod, now time.Time,
+) []overuse.Episode {
+	changes := o.watch.Look(overuse.Pass{
+		Time: now, Devices: devices, Model: func(id accel.DeviceID) string { return models[id] },
+		Started: func(row wire.ContainerUsage) (time.Time, bool) { return startOf(podOf(row, pods), row.Container) },
+	})
+	for _, e := range changes.Began {
+		if pod := podOf(e.Container, pods); pod != nil {
+			o.event(pod, events.DeviceMemoryOverused, describe(e))
+		}
+	}
+	for _, e := range changes.Ended {
+		if pod := podOf(e.Container, pods); pod != nil {
+			o.event(pod, events.DeviceMemoryOveruseEnded, describe(e))
+		}
+	}
+	// Events need the pod; the list needs its UID, which is not in the names of the control
+	// groups of a static pod.
+	current := slices.DeleteFunc(changes.Current, func(e overuse.Episode) bool { return podOf(e.Container, pods) == nil })
+	for i := range current {
+		current[i].Container.PodUID = string(podOf(current[i].Container, pods).UID)
+	}
+	o.desk.set(current, now.Add(o.lasts))
+	if len(changes.Began)+len(changes.Ended) > 0 {
+		o.changed()
+	}
+	return current
+}
+
+// podOf returns the pod of a row, nil if it is gone.
+func podOf(row wire.ContainerUsage, pods []*corev1.Pod) *corev1.Pod {
+	i := slices.IndexFunc(pods, func(p *corev1.Pod) bool {
+		return p.Namespace == row.Namespace && p.Name == row.Pod && cgroupUID(p) == row.PodUID
+	})
+	if i < 0 {
+		return nil
+	}
+	return pods[i]
+}
+
+// startOf returns when a container started to run; if the name is "", when the last of all
+// of the pod's did. It is false for one that does not run.
+func startOf(pod *corev1.Pod, name string) (last time.Time, runs bool) {
+	if pod == nil {
+		return time.Time{}, false
+	}
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses) {
+		if state := s.State.Running; state != nil && (name == "" || name == s.Name) {
+			runs = true
+			if state.StartedAt.After(last) {
+				last = state.StartedAt.Time
+			}
+		}
+	}
+	return last, runs
+}
+
+// describe says what an episode's container uses, for people.
+func describe(e overuse.Episode) string {
+	who := "the pod"
+	if e.Container.Container != "" {
+		who = "container " + e.Container.Container
+	}
+	const mib = 1 << 20
+	return fmt.Sprintf("%s uses %d MiB of %s device %s (%s); its allocation of %s is %d MiB", who, *e.Container.UsedBytes/mib, e.Vendor,
+		accel.IndexText(e.Index), e.Device, e.Container.Resource, *e.Container.AllocatedBytes/mib)
+}
+
+// publish writes into the node's object which pods use more than their allocation: the list
+// for the scheduler's side, and a condition for people.
+func (d *overuseDesk) publish(ctx context.Context, p *publisher, now time.Time) error {
+	node, err := p.current()
+	if err != nil {
+		return err
+	}
+	measured, current, proven := d.get(now)
+	before := node.Annotations[wire.OveruseAnnotation]
+	value, err := wire.EncodeOveruse(listOf(ctx, before, proven, now))
+	if err != nil {
+		return err
+	}
+	if value != before {
+		if err := p.annotate(ctx, wire.OveruseAnnotation, value); err != nil {
+			return fmt.Errorf("write which pods use more than their allocation: %w", err)
+		}
+	}
+	if d.enabled && !measured {
+		return nil // the condition is as an earlier run left it
+	}
+	var condition *corev1.NodeCondition
+	if d.enabled {
+		condition = conditionOf(current)
+	}
+	if patch := conditionPatch(condition, findCondition(node.Status.Conditions), now); patch != nil {
+		if err := p.patch(ctx, "status", map[string]any{"status": map[string]any{"conditions": []any{patch}}}); err != nil {
+			return fmt.Errorf("write the condition %s: %w", wire.OveruseCondition, err)
+		}
+	}
+	return nil
+}
+
+// listOf returns the list of episodes, with the numbers and the time of what is shown while
+// that is not old and says the same otherwise: numbers change in each pass.
+func listOf(ctx context.Context, before string, proven []overuse.Episode, now time.Time) wire.OveruseList {
+	list := wire.OveruseList{Time: now}
+	for _, e := range proven[:min(len(proven), wire.MaxOveruse)] {
+		c := e.Container
+		list.Pods = append(list.Pods, wire.Overuse{
+			Pod: accel.PodRef{UID: c.PodUID, Namespace: c.Namespace, Name: c.Pod}, Container: c.Container, Resource: c.Resource,
+			Device: e.Device, AllocatedBytes: *c.AllocatedBytes, UsedBytes: *c.UsedBytes, Since: e.Since.UTC().Truncate(time.Second),
+		})
+	}
+	slices.SortFunc(list.Pods, func(a, b wire.Overuse) int {
+		return cmp.Or(cmp.Compare(a.Pod.UID, b.Pod.UID), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Device, b.Device))
+	})
+	shown, err := wire.DecodeOveruse(before)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not parse the list of memory overuse on the node; writing it again")
+		return list
+	}
+	same := slices.EqualFunc(shown.Pods, list.Pods, func(a, b wire.Overuse) bool {
+		a.UsedBytes, b.UsedBytes = 0, 0
+		return a == b
+	})
+	if age := now.Sub(shown.Time); same && age >= 0 && age < wire.OveruseRefresh {
+		return shown
+	}
+	return list
+}
+
+// conditionOf returns the condition without its times.
+func conditionOf(current []overuse.Episode) *corev1.NodeCondition {
+	c := &corev1.NodeCondition{Type: wire.OveruseCondition, Status: corev1.ConditionFalse, Reason: reasonWithin,
+		Message: "no container uses more memory of a device than its allocation"}
+	if len(current) == 0 {
+		return c
+	}
+	const shown = 8
+	var names []string
+	for _, e := range current[:min(len(current), shown)] {
+		name := fmt.Sprintf("%s/%s", e.Container.Namespace, e.Container.Pod)
+		if e.Container.Container != "" {
+			name += "/" + e.Container.Container
+		}
+		names = append(names, fmt.Sprintf("%s on %s device %s", name, e.Vendor, accel.IndexText(e.Index)))
+	}
+	if more := len(current) - shown; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	c.Status, c.Reason = corev1.ConditionTrue, reasonOver
+	c.Message = "more memory in use than allocated: " + strings.Join(names, ", ")
+	return c
+}
+
+func findCondition(all []corev1.NodeCondition) *corev1.NodeCondition {
+	i := slices.IndexFunc(all, func(c corev1.NodeCondition) bool { return c.Type == wire.OveruseCondition })
+	if i < 0 {
+		return nil
+	}
+	return &all[i]
+}
+
+// conditionPatch returns the element of a strategic merge patch that makes the condition
+// what it should be, nil if it is; a nil condition is none. Kubelet leaves the conditions that are not its own alone.
+func conditionPatch(want, shown *corev1.NodeCondition, now time.Time) any {
+	switch {
+	case want == nil && shown == nil:
+		return nil
+	case want == nil:
+		return map[string]string{"type": string(wire.OveruseCondition), "$patch": "delete"}
+	case shown != nil && shown.Status == want.Status && shown.Reason == want.Reason && shown.Message == want.Message:
+		return nil
+	}
+	next := *want
+	next.LastHeartbeatTime = metav1.NewTime(now)
+	next.LastTransitionTime = next.LastHeartbeatTime
+	if shown != nil && shown.Status == want.Status {
+		next.LastTransitionTime = shown.LastTransitionTime
+	}
+	return next
+}
