@@ -12,7 +12,12 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
@@ -31,7 +36,8 @@ func TestMeasuredUse(t *testing.T) {
 		ctx := context.WithoutCancel(ctx)
 		must(t, errors.Join(reconfigure(ctx, mixed), lab.Divvy.Wait(ctx, settingTimeout)))
 	})
-	must(t, reconfigure(ctx, mixed, "--set", "node.usage.enabled=true,node.usage.interval=5s,node.usage.metrics=container"))
+	must(t, reconfigure(ctx, mixed, "--set", "node.usage.enabled=true,node.usage.interval=5s,node.usage.metrics=container,"+
+		"node.usage.overuse.withhold=true,node.usage.overuse.contextAllowanceMiB.iluvatar=0"))
 	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 
 	start(t, asking("gpu", demos.GPUMemory, 4), asking("ix", demos.IXMemory, 4), asking("gcu", demos.GCUMemory, 4),
@@ -75,6 +81,14 @@ func TestMeasuredUse(t *testing.T) {
 		t.Error("a pod that holds nothing has a series")
 	}
 
+	// It uses 5 GiB of 4.
+	ix, err := lab.Pods.API.Get(ctx, "ix", metav1.GetOptions{})
+	must(t, err)
+	_, err = lab.Pods.WaitEvent(ctx, podTimeout, ix, "its allocation of iluvatar.com/gpu-memory is 4096 MiB")
+	must(t, err)
+	overuse(t, corev1.ConditionTrue, "/ix/app on iluvatar device ")
+	withheld(t, 1)
+
 	must(t, lab.Pods.Delete(ctx, "ix"))
 	must(t, poll.Until(ctx, podTimeout, "the series to end with the container", func(ctx context.Context) error {
 		metrics, err := testenv.Fetch(ctx, "http://"+pod.Status.PodIP+":9400/metrics")
@@ -82,6 +96,105 @@ func TestMeasuredUse(t *testing.T) {
 			err = errors.New("they are there")
 		}
 		return err
+	}))
+	overuse(t, corev1.ConditionFalse, "no container")
+	withheld(t, 0)
+}
+
+// TestMemoryOveruse: of two pods on one card, the one that uses more than its allocation is
+// evicted, once its budget allows it.
+func TestMemoryOveruse(t *testing.T) {
+	ctx := beginMixed(t)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		must(t, errors.Join(reconfigure(ctx, mixed), lab.Divvy.Wait(ctx, settingTimeout)))
+	})
+	must(t, reconfigure(ctx, mixed, "--set", "node.usage.enabled=true,node.usage.interval=5s,"+
+		"node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true,extender.eviction.grace=30s"))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
+	budgets := lab.Client.PolicyV1().PodDisruptionBudgets(namespace)
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "greedy"}, Spec: policyv1.PodDisruptionBudgetSpec{
+		MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"budget": "greedy"}}}}
+	_, err := budgets.Create(ctx, budget, metav1.CreateOptions{})
+	must(t, err)
+	spare := func(ctx context.Context) error {
+		err := budgets.Delete(ctx, "greedy", metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	t.Cleanup(func() { must(t, spare(context.WithoutCancel(ctx))) })
+
+	greedy := asking("greedy", demos.GCUMemory, 4)
+	greedy.Labels = map[string]string{"budget": "greedy"}
+	start(t, greedy, asking("modest", demos.GCUMemory, 4))
+	on := measured(t, map[string]uint64{"greedy": 0, "modest": 0})
+	if on["greedy"] != on["modest"] {
+		t.Fatalf("the pods are on different cards: %v", on)
+	}
+	hardwareWith(t, ctx, func(h *vendorsim.Topology) {
+		card := slices.IndexFunc(h.Cards, func(c vendorsim.Card) bool { return strings.HasSuffix(string(on["greedy"]), c.UUID) })
+		h.Processes = []vendorsim.Process{
+			{Card: card, PID: pidOf(t, "greedy"), MemoryMiB: 6 << 10}, {Card: card, PID: pidOf(t, "modest"), MemoryMiB: 4 << 10},
+		}
+	})
+	before := map[string]*corev1.Pod{}
+	for _, name := range []string{"greedy", "modest"} {
+		before[name], err = lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
+		must(t, err)
+	}
+	_, err = lab.Pods.WaitEvent(ctx, podTimeout, before["greedy"], "its allocation of enflame.com/gcu-memory is 4096 MiB")
+	must(t, err)
+	overuse(t, corev1.ConditionTrue, "/greedy/app on enflame device ")
+	_, err = lab.Pods.WaitEvent(ctx, podTimeout, before["greedy"], "PodDisruptionBudget")
+	must(t, err)
+	if now, err := lab.Pods.API.Get(ctx, "greedy", metav1.GetOptions{}); err != nil || now.DeletionTimestamp != nil {
+		t.Fatalf("the pod is evicted against its budget: %v", err)
+	}
+	must(t, spare(ctx))
+	must(t, lab.Pods.WaitGone(ctx, "greedy"))
+	overuse(t, corev1.ConditionFalse, "no container")
+	modest, err := lab.Pods.API.Get(ctx, "modest", metav1.GetOptions{})
+	must(t, err)
+	if modest.UID != before["modest"].UID || modest.DeletionTimestamp != nil || modest.Status.Phase != corev1.PodRunning {
+		t.Errorf("the pod within its allocation is not as before: %s", testenv.Describe(modest))
+	}
+}
+
+// overuse waits for the node's condition, and a part of its message.
+func overuse(t *testing.T, status corev1.ConditionStatus, message string) {
+	t.Helper()
+	must(t, poll.Until(t.Context(), podTimeout, "the condition of overuse to be "+string(status), func(ctx context.Context) error {
+		node, err := lab.Node.Get(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == wire.OveruseCondition && c.Status == status && strings.Contains(c.Message, message) {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions: %+v", node.Status.Conditions)
+	}))
+}
+
+// withheld waits until the inventory withholds units of memory of Iluvatar's devices.
+func withheld(t *testing.T, want accel.Units) {
+	t.Helper()
+	must(t, poll.Until(t.Context(), podTimeout, "units to be withheld", func(ctx context.Context) error {
+		shares, err := lab.Node.Published(ctx, demos.IXMemory)
+		if err != nil {
+			return err
+		}
+		var sum accel.Units
+		for _, s := range shares {
+			sum += s.Withheld
+		}
+		if sum != want {
+			return fmt.Errorf("%d are, want %d", sum, want)
+		}
+		return nil
 	}))
 }
 
