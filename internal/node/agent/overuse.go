@@ -86,7 +86,7 @@ func (d *overuseDesk) withhold(in *accel.Inventory, now time.Time) {
 	in.Shares = slices.Clone(in.Shares)
 	for i := range in.Shares {
 		s, bytes := &in.Shares[i], excess[in.Shares[i].ID]
-		units := unit.Units(int64(min(bytes, math.MaxInt64))) //nolint:gosec // bounded
+		units := unit.Units(int64(min(bytes, math.MaxInt64)))
 		if unit.Bytes(units) < bytes {
 			units++
 		}
@@ -107,7 +107,7 @@ type overuseWatch struct {
 func newOveruseWatch(a *Agent) *overuseWatch {
 	allowance := map[string]uint64{}
 	for vendor, mib := range a.o.Config.Usage.Overuse.ContextAllowanceMiB {
-		allowance[vendor] = uint64(max(mib, 0)) << 20 //nolint:gosec // not negative
+		allowance[vendor] = uint64(max(mib, 0)) << 20
 	}
 	return &overuseWatch{watch: overuse.New(allowance), desk: a.overuse, changed: a.signals.wake.raise, event: a.tellPod,
 		// A pass may take as long as the time between two.

@@ -69,9 +69,9 @@ func TestOveruseFound(t *testing.T) {
 		t.Errorf("an hour later: %+v", proven)
 	}
 	pass(4)
+	const device = " of enflame device 0 (a); its allocation of enflame.com/gcu-memory is 4096 MiB"
 	want := []string{
-		"p DeviceMemoryOverused: container c0 uses 6144 MiB of enflame device 0 (a); its allocation of enflame.com/gcu-memory is 4096 MiB",
-		"p DeviceMemoryOveruseEnded: container c0 uses 4096 MiB of enflame device 0 (a); its allocation of enflame.com/gcu-memory is 4096 MiB",
+		"p DeviceMemoryOverused: container c0 uses 6144 MiB" + device, "p DeviceMemoryOveruseEnded: container c0 uses 4096 MiB" + device,
 	}
 	if diff := cmp.Diff(want, told); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
@@ -145,6 +145,7 @@ func TestOverusePublished(t *testing.T) {
 	unproven := episode("p", 6)
 	unproven.Since = time.Time{}
 	set := func(episodes ...overuse.Episode) func() { return func() { on.set(episodes, now.Add(45*time.Second)) } }
+	const over, within = "True ContainersOverAllocation", "False ContainersWithinAllocation"
 	for _, step := range []struct {
 		what      string
 		desk      *overuseDesk
@@ -155,19 +156,19 @@ func TestOverusePublished(t *testing.T) {
 	}{
 		{"not measured", off, nil, 0, nil, ""},
 		{"before the first pass", on, nil, 0, nil, ""},
-		{"a pass", on, set(), 1, nil, "False ContainersWithinAllocation"},
-		{"another pass", on, set(), 0, nil, "False ContainersWithinAllocation"},
-		{"overuse", on, set(episode("p", 6)), 2, []string{"uid-p c0 a 6"}, "True ContainersOverAllocation"},
-		{"more overuse", on, set(episode("p", 7)), 0, []string{"uid-p c0 a 6"}, "True ContainersOverAllocation"},
+		{"a pass", on, set(), 1, nil, within},
+		{"another pass", on, set(), 0, nil, within},
+		{"overuse", on, set(episode("p", 6)), 2, []string{"uid-p c0 a 6"}, over},
+		{"more overuse", on, set(episode("p", 7)), 0, []string{"uid-p c0 a 6"}, over},
 		{"a minute later", on, func() { now = now.Add(wire.OveruseRefresh); set(episode("p", 7))() }, 1, []string{"uid-p c0 a 7"},
-			"True ContainersOverAllocation"},
-		{"two pods", on, set(episode("p", 7), episode("o", 6)), 2, []string{"uid-o c0 a 6", "uid-p c0 a 7"}, "True ContainersOverAllocation"},
-		{"passes have stopped", on, func() { now = now.Add(45 * time.Second) }, 1, nil, "True ContainersOverAllocation"},
-		{"a pass that proves nothing", on, set(unproven), 1, nil, "True ContainersOverAllocation"},
+			over},
+		{"two pods", on, set(episode("p", 7), episode("o", 6)), 2, []string{"uid-o c0 a 6", "uid-p c0 a 7"}, over},
+		{"passes have stopped", on, func() { now = now.Add(45 * time.Second) }, 1, nil, over},
+		{"a pass that proves nothing", on, set(unproven), 1, nil, over},
 		{"many", on, set(long...), 2, []string{"uid-p0 c0 a 6", "uid-p1 c0 a 6", "uid-p2 c0 a 6", "uid-p3 c0 a 6", "uid-p4 c0 a 6",
-			"uid-p5 c0 a 6", "uid-p6 c0 a 6", "uid-p7 c0 a 6", "uid-p8 c0 a 6", "uid-p9 c0 a 6"}, "True ContainersOverAllocation"},
-		{"another daemon that measures", &overuseDesk{enabled: true}, nil, 1, nil, "True ContainersOverAllocation"},
-		{"the end", on, set(), 1, nil, "False ContainersWithinAllocation"},
+			"uid-p5 c0 a 6", "uid-p6 c0 a 6", "uid-p7 c0 a 6", "uid-p8 c0 a 6", "uid-p9 c0 a 6"}, over},
+		{"another daemon that measures", &overuseDesk{enabled: true}, nil, 1, nil, over},
+		{"the end", on, set(), 1, nil, within},
 		{"measured no more", off, nil, 1, nil, ""},
 	} {
 		if step.do != nil {
@@ -222,8 +223,8 @@ func TestOveruseCondition(t *testing.T) {
 		many = append(many, episode(fmt.Sprint("p", i), 6))
 	}
 	many[1].Container.Container = ""
-	if got := conditionOf(many).Message; !strings.HasPrefix(got,
-		"more memory in use than allocated: ns/p0/c0 on enflame device 0, ns/p1 on enflame device 0, ") || !strings.HasSuffix(got, ", 1 more") {
+	const first = "more memory in use than allocated: ns/p0/c0 on enflame device 0, ns/p1 on enflame device 0, "
+	if got := conditionOf(many).Message; !strings.HasPrefix(got, first) || !strings.HasSuffix(got, ", 1 more") {
 		t.Errorf("message: %s", got)
 	}
 	before := metav1.NewTime(time.Unix(5, 0))

@@ -117,7 +117,8 @@ func newUsageWatch(a *Agent) *usageWatch {
 		passer: usage.NewMeter(filepath.Join(c.DriverRoot, "proc"), filepath.Join(c.DriverRoot, "sys/fs/cgroup")),
 		meters: map[string]*watchedMeter{}, discoveries: a.discoveries, records: a.records,
 		parts:   slices.Collect(a.offerings.parts(func(*offering, *pool) bool { return true })),
-		metrics: newUsageMetrics(a.metrics, c.Usage.Metrics), overuse: newOveruseWatch(a), now: time.Now, devices: map[accel.DeviceID]*measuredDevice{},
+		metrics: newUsageMetrics(a.metrics, c.Usage.Metrics), overuse: newOveruseWatch(a), now: time.Now,
+		devices: map[accel.DeviceID]*measuredDevice{},
 	}
 	for _, vendor := range slices.Sorted(maps.Keys(a.o.Backends)) {
 		meter, ok := a.o.Backends[vendor].(backend.Meter)

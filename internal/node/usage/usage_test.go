@@ -417,14 +417,15 @@ func TestPodUIDs(t *testing.T) {
 
 func TestLeastProcess(t *testing.T) {
 	const uptime = "100.05 350.00\n" // 10005 ticks; what started after 4005 may not have its context yet
+	both := []backend.Process{uses(10, 3), uses(11, 2)}
 	for name, tt := range map[string]struct {
 		uptime    string
 		starts    map[int]uint64 // by PID
 		processes []backend.Process
 		want      *uint64
 	}{
-		"the least":               {uptime, map[int]uint64{10: 5, 11: 6}, []backend.Process{uses(10, 3), uses(11, 2)}, new(uint64(2 * gib))},
-		"one that started lately": {uptime, map[int]uint64{10: 5, 11: 4005}, []backend.Process{uses(10, 3), uses(11, 2)}, new(uint64(3 * gib))},
+		"the least":               {uptime, map[int]uint64{10: 5, 11: 6}, both, new(uint64(2 * gib))},
+		"one that started lately": {uptime, map[int]uint64{10: 5, 11: 4005}, both, new(uint64(3 * gib))},
 		"one without memory": {uptime, map[int]uint64{10: 5, 11: 6}, []backend.Process{uses(10, 3), {PID: 11, Memory: new(uint64)}},
 			new(uint64(3 * gib))},
 		"one whose memory is not known": {uptime, map[int]uint64{10: 5}, []backend.Process{{PID: 10}}, nil},
