@@ -90,7 +90,8 @@ func TestWithheld(t *testing.T) {
 		"more than there are, and less than none": func(w *world) {
 			w.node("n1", withholding(cards(16, 8), 20, -3))
 			u, _ := w.Node(gcu, "n1")
-			if u.Used != 0 || u.Devices[0].Withheld != 16 || u.Devices[0].Used != 0 || u.Devices[1].Withheld != 0 || u.Devices[1].Used != 0 {
+			a, b := u.Devices[0], u.Devices[1]
+			if u.Used != 0 || a.Withheld != 16 || a.Used != 0 || b.Withheld != 0 || b.Used != 0 {
 				w.t.Errorf("usage %+v", u)
 			}
 			w.code(asks(8), accel.Fits)

@@ -215,8 +215,8 @@ func checkDevices(s *Snapshot, f *findings) {
 			for _, share := range in.Shares {
 				object := fmt.Sprintf("Node %s, device %s (%s)", n.Name, accel.IndexText(share.Index), share.ID)
 				if share.Withheld > 0 {
-					f.add(Warning, object, fmt.Sprintf("%d of its %d units of %s are withheld from new pods, because containers use more of "+
-						"its memory than their allocations", share.Withheld, share.Units, in.Resource),
+					f.add(Warning, object, fmt.Sprintf("%d of its %d units of %s are withheld from new pods, because containers use more "+
+						"of its memory than their allocations", share.Withheld, share.Units, in.Resource),
 						"This command shows which (docs/usage.md). Raise their requests, or delete the pods.",
 						"kubectl divvy inspect --usage "+n.Name)
 				}
