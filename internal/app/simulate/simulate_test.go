@@ -362,3 +362,35 @@ func TestLiveMistakes(t *testing.T) {
 		t.Errorf("whole devices: %v\n%s", err, out)
 	}
 }
+
+// A dump has withheld units, and no pod of a simulation gets any.
+func TestWithheldUnits(t *testing.T) {
+	node := liveNode(t, "a")
+	inventory, err := wire.DecodeInventory(node.Annotations[wire.InventoryAnnotation])
+	if err != nil {
+		t.Fatal(err)
+	}
+	inventory[0].Shares[0].Withheld, inventory[0].Shares[1].Withheld = 10, 4
+	if node.Annotations[wire.InventoryAnnotation], err = wire.EncodeInventory(inventory); err != nil {
+		t.Fatal(err)
+	}
+	objects := []runtime.Object{node}
+	for i, units := range []int{6, 6, 6, 7, 13} {
+		objects = append(objects, livePod(fmt.Sprintf("pod-%02d", i), "", units, v1.PodPending, nil))
+	}
+	dump, _, err := run(t, objects, "", "--dump", "-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _, err := run(t, nil, dump, "--from-dump", "-", "-o", "json", "--policy", "binpack", "--shuffles", "1", "--seed", "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r simulate.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Cluster.Units != 18 || len(r.Workloads) != 1 || r.Workloads[0].Misfits != 1 {
+		t.Errorf("a cluster of %d units, workloads %+v; want 18 units, and one pod of 13 that fits nowhere", r.Cluster.Units, r.Workloads)
+	}
+}

@@ -168,7 +168,7 @@ func (f *Policy) count(nodes iter.Seq2[string, *place.Node]) {
 				counted[at]++
 			}
 			sorted = insert(sorted, cell{min(max(s.Free, 0), s.Total), at})
-			free += float64(s.Free) / float64(s.Total)
+			free += float64(s.Free) / float64(s.Total) // below 0 as well: a pod that leaves counts
 		}
 		f.free = append(f.free, free)
 		first := len(f.cells)

@@ -74,7 +74,8 @@ func randomNode(r *rand.Rand) *place.Node {
 			model = models[r.IntN(len(models))]
 		}
 		n.Slots = append(n.Slots, place.Slot{
-			ID: accel.DeviceID(fmt.Sprint("d", i)), Index: i, Model: model, Total: 16, Free: accel.Units(r.IntN(17)),
+			ID: accel.DeviceID(fmt.Sprint("d", i)), Index: i, Model: model, Total: 16,
+			Free:      accel.Units(r.IntN(20) - 3), // below 0 where units that pods hold are withheld besides
 			Unhealthy: r.IntN(10) == 0,
 		})
 	}
@@ -138,7 +139,7 @@ func plain(p *snapshot, n *place.Node) float64 {
 		if s.Unhealthy {
 			continue
 		}
-		d := device{s.Free, classOf(p.classes, s)}
+		d := device{max(s.Free, 0), classOf(p.classes, s)}
 		devices = append(devices, d)
 		free += value(d.free)
 		waste += value(d.free) - float64(p.tables[p.classes[d.class].cut].of(d.free))/one

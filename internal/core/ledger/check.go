@@ -24,9 +24,9 @@ const checkChunk = 256
 // units fits everywhere that its CPU and memory do.
 //
 // A request that no device of the node could ever hold is
-// accel.LargerThanDevice, even where the larger device is unhealthy; one that
-// only an unhealthy device could hold is accel.NoDeviceFits, as devices
-// recover. The same goes for accel.TooFewDevices.
+// accel.LargerThanDevice, even where the larger device is unhealthy or some of its
+// units are withheld; one that only such a device could hold is
+// accel.NoDeviceFits, as devices recover. The same goes for accel.TooFewDevices.
 func (l *Ledger) Check(req accel.Request, nodes []string, out []Verdict) {
 	checkAll(l, req, nodes, out, func(ask *place.Ask, policy place.Policy) *ratings {
 		return l.ratings.of(l.state.nodes, req.Resource, ask, policy)

@@ -218,7 +218,7 @@ func (w *world) checkIndex(res accel.Resource, b *index) {
 		}
 		var used, free accel.Units
 		for i, s := range n.slots {
-			left := n.shares[i].Units
+			left := n.shares[i].Units - n.shares[i].Withheld
 			for _, h := range n.pods {
 				for d := range h.devices() {
 					if h.slotOf(d) == i {

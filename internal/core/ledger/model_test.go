@@ -215,7 +215,7 @@ func (m *model) choose(node string, req *accel.Request, other *modelPod, uid str
 	var options []modelOption
 	allowed, large := 0, 0
 	for _, s := range in.Shares {
-		free := s.Units - m.used(node, req.Resource, s.ID, other)
+		free := s.Units - s.Withheld - m.used(node, req.Resource, s.ID, other)
 		if !s.Health.Unhealthy {
 			c.largest = max(c.largest, free)
 		}
@@ -375,7 +375,7 @@ func (m *model) keeps(p *modelPod, node string, req *accel.Request) bool {
 	}
 	in, _ := m.shares(node, p.Resource)
 	for _, s := range in.Shares {
-		if slices.Contains(p.devices(), s.ID) && m.used(node, p.Resource, s.ID, nil) > s.Units {
+		if slices.Contains(p.devices(), s.ID) && m.used(node, p.Resource, s.ID, nil) > s.Units-s.Withheld {
 			return false
 		}
 	}
@@ -688,6 +688,7 @@ func (d *driver) observe(o Holding) {
 }
 
 func (d *driver) reserve(uid, node string, req accel.Request) {
+	held := d.m.find(uid, req.Resource) != nil
 	g, undo, err := d.Reserve(pod(uid), time.Time{}, node, req)
 	p, c, wantErr := d.m.reserve(uid, node, &req)
 	if (err == nil) != (wantErr == nil) || !errors.Is(err, wantErr) {
@@ -709,6 +710,9 @@ func (d *driver) reserve(uid, node string, req accel.Request) {
 		if len(devices) > 1 {
 			d.count["granted several"]++
 		}
+		if !held {
+			d.unwithheld(p, req)
+		}
 	} else {
 		d.count["refused"]++
 	}
@@ -717,6 +721,23 @@ func (d *driver) reserve(uid, node string, req accel.Request) {
 		u.p = p
 	}
 	d.undos = append(d.undos, u)
+}
+
+// unwithheld checks that a pod that was just placed left its devices what they withhold.
+func (d *driver) unwithheld(p *modelPod, req accel.Request) {
+	in, _ := d.m.shares(p.Node, req.Resource)
+	for _, s := range in.Shares {
+		if !slices.Contains(p.devices(), s.ID) {
+			continue
+		}
+		if used := d.m.used(p.Node, req.Resource, s.ID, nil); used > s.Units-s.Withheld {
+			d.t.Fatalf("Reserve %+v on %s: %d units of device %s are used, which has %d and withholds %d", req, p.Node, used, s.ID, s.Units,
+				s.Withheld)
+		}
+		if s.Withheld > 0 {
+			d.count["granted beside withheld"]++
+		}
+	}
 }
 
 // setNode changes one thing about a node, or publishes it anew.
@@ -728,12 +749,17 @@ func (d *driver) setNode(node string) {
 		if n := len(inv[i].Shares); n > 0 {
 			at := d.next(n)
 			s := &inv[i].Shares[at]
-			switch d.next(4) {
+			switch d.next(6) {
 			case 0:
 				s.Health.Unhealthy = !s.Health.Unhealthy
 			case 1:
 				s.Units = accel.Units(d.next(18))
+				s.Withheld = min(s.Withheld, s.Units)
 			case 2:
+				s.Withheld = accel.Units(d.next(int(s.Units) + 1))
+			case 3:
+				s.Withheld = 0
+			case 4:
 				inv[i].Shares = slices.Delete(inv[i].Shares, at, at+1)
 			}
 		}
@@ -742,9 +768,10 @@ func (d *driver) setNode(node string) {
 		for _, res := range modelResources[:1+d.next(2)] {
 			in := accel.Inventory{Resource: res, Unit: "1", Shares: []accel.Share{}}
 			for i, id := range modelDevices[1 : 2+d.next(len(modelDevices)-1)] {
-				in.Shares = append(in.Shares, accel.Share{Units: accel.Units(8 + d.next(10)), Device: accel.Device{
-					Index: i, ID: id, Model: pickOf(d, modelModels), NUMANode: i / 2,
-				}})
+				in.Shares = append(in.Shares, accel.Share{
+					Units: accel.Units(8 + d.next(10)), Withheld: accel.Units(max(d.next(8)-4, 0)),
+					Device: accel.Device{Index: i, ID: id, Model: pickOf(d, modelModels), NUMANode: i / 2},
+				})
 			}
 			if d.next(3) == 0 {
 				in.Links = []accel.Link{{A: "a", B: "d", Score: accel.LinkLane}}
@@ -827,8 +854,8 @@ func TestModel(t *testing.T) {
 			t.Logf("%d steps: %v", steps/2, d.count)
 			// A test in which nothing happens would pass as well.
 			for _, what := range []string{
-				"granted", "granted several", "refused", "undo", "confirmed", "forgotten", "expired", "expected", "expected and reserved",
-				"withdrawn", "released",
+				"granted", "granted several", "granted beside withheld", "refused", "undo", "confirmed", "forgotten", "expired", "expected",
+				"expected and reserved", "withdrawn", "released",
 				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "no capacity",
 				"unservable",
 			} {

@@ -56,7 +56,8 @@ type nodes struct {
 //
 // An inventory that a codec would reject is made usable: of
 // devices with the same ID, and of inventories of the same resource, the first
-// counts; a device without ID is left out; units are cut to 0..MaxUnits.
+// counts; a device without ID is left out; units are cut to 0..MaxUnits, and
+// withheld ones to what the device has.
 func (l *Ledger) SetNode(name string, inv []accel.Inventory) {
 	if name == "" {
 		return
@@ -169,6 +170,7 @@ func usable(shares []accel.Share) []accel.Share {
 		}
 		seen[s.ID] = true
 		s.Units = min(max(s.Units, 0), accel.MaxUnits)
+		s.Withheld = min(max(s.Withheld, 0), s.Units)
 		out = append(out, s)
 	}
 	if slices.Equal(out, shares) {
@@ -183,7 +185,9 @@ func (ns *nodes) setShares(n *node, shares []accel.Share) {
 	n.slots = make([]place.Slot, len(shares))
 	n.graph = ns.graph(place.GraphOf(shares, n.links))
 	for i, s := range shares {
-		n.slots[i] = place.Slot{ID: s.ID, Index: s.Index, Model: s.Model, Total: s.Units, Free: s.Units, Unhealthy: s.Health.Unhealthy}
+		n.slots[i] = place.Slot{
+			ID: s.ID, Index: s.Index, Model: s.Model, Total: s.Units, Free: s.Units - s.Withheld, Unhealthy: s.Health.Unhealthy,
+		}
 	}
 	for _, h := range n.pods {
 		h.locate()

@@ -139,7 +139,8 @@ func (s *state) evict(n *node, req *accel.Request, ask *place.Ask, policy place.
 
 // freeTogether is what kube-scheduler takes the node to have: the units of healthy
 // devices without those of all pods, also of pods on no device or on a lost one,
-// and without what is kept for others. With less than the pod asks for the node
+// and without what is kept for others. Units that are withheld count, as kubelet
+// offers them. With less than the pod asks for the node
 // would not be looked at, whatever one device has.
 func (n *node) freeTogether(slots []place.Slot) accel.Units {
 	free := -n.used

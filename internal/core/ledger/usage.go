@@ -32,7 +32,7 @@ type NodeUsage struct {
 // units of all pods are more than the device has, those that kubelet did not give any
 // yet will get others, and those that are gone have given theirs back. The node
 // says so a moment later; until then they are unplaced. Used exceeds the units only
-// by what pods hold that are confirmed.
+// by what pods hold that are confirmed. Units that are withheld are not in it.
 type DeviceUsage struct {
 	accel.Share
 	Used accel.Units
@@ -113,7 +113,7 @@ func (n *node) usage() NodeUsage {
 	u := NodeUsage{Name: n.host.name, Unit: n.unit, Used: n.used, Devices: make([]DeviceUsage, len(n.shares))}
 	for i, s := range n.shares {
 		u.Total += s.Units
-		u.Devices[i] = DeviceUsage{Share: s, Used: s.Units - n.slots[i].Free}
+		u.Devices[i] = DeviceUsage{Share: s, Used: s.Units - s.Withheld - n.slots[i].Free}
 	}
 	for _, h := range n.pods {
 		for i := range h.devices() {

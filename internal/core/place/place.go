@@ -21,8 +21,9 @@ type Slot struct {
 	Index int
 	// Model is the vendor's product name, "" when unknown.
 	Model string
-	// Total is all units of the device. Free is what no pod holds; it is below
-	// zero when a device shrank under its pods, and then counts as nothing.
+	// Total is all units of the device. Free is what no pod holds and the node does
+	// not withhold; it is below zero when a device shrank under its pods, or units that
+	// pods hold are withheld besides, and then counts as nothing.
 	Total, Free accel.Units
 	// Unhealthy devices take no new pods.
 	Unhealthy bool

@@ -27,6 +27,8 @@ func FuzzDecodeInventory(f *testing.F) {
 	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","unhealthy":true,` +
 		`"quarantined":"2026-07-01T10:00:00.5+02:00"}]}]}`)
 	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","quarantined":"0000-01-01T00:00:00+23:00"}]}]}`)
+	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","units":16,"withheld":16},{"id":"y","units":1}]}]}`)
+	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","units":16,"withheld":17}]}]}`)
 	f.Fuzz(func(t *testing.T, s string) {
 		inv, err := DecodeInventory(s)
 		if err != nil {

@@ -43,6 +43,7 @@ type deviceV1 struct {
 	Index       int            `json:"index"`
 	ID          accel.DeviceID `json:"id"`
 	Units       accel.Units    `json:"units"`
+	Withheld    accel.Units    `json:"withheld,omitempty"`
 	MemoryBytes int64          `json:"memoryBytes,omitempty"`
 	Model       string         `json:"model,omitempty"`
 	// NUMA is absent when it is not known.
@@ -70,7 +71,7 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 		r := resourceV1{Resource: in.Resource, Unit: in.Unit, Several: in.Several, Devices: make([]deviceV1, 0, len(in.Shares))}
 		for _, s := range in.Shares {
 			d := deviceV1{
-				Index: s.Index, ID: s.ID, Units: s.Units, MemoryBytes: s.MemoryBytes, Model: s.Model,
+				Index: s.Index, ID: s.ID, Units: s.Units, Withheld: s.Withheld, MemoryBytes: s.MemoryBytes, Model: s.Model,
 				Board: s.Board, Chip: s.Chip, Chips: s.Chips, PCI: s.PCI, Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason,
 				Quarantined: seconds(s.Health.Quarantined), Parent: s.Parent, Profile: s.Profile,
 			}
@@ -141,7 +142,7 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 	for _, r := range doc.Resources {
 		in := accel.Inventory{Resource: r.Resource, Unit: r.Unit, Several: r.Several, Shares: make([]accel.Share, 0, len(r.Devices))}
 		for _, d := range r.Devices {
-			s := accel.Share{Units: d.Units, Chips: d.Chips, Device: accel.Device{
+			s := accel.Share{Units: d.Units, Withheld: d.Withheld, Chips: d.Chips, Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,
 				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Parent: d.Parent, Profile: d.Profile,
 				Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason,
@@ -213,6 +214,8 @@ func (r *resourceV1) mistakes() []error {
 		}
 		if d.Units < 0 || d.Units > accel.MaxUnits {
 			errs = append(errs, fmt.Errorf("device %q has %d units, not from 0 to %d", d.ID, d.Units, accel.MaxUnits))
+		} else if d.Withheld < 0 || d.Withheld > d.Units {
+			errs = append(errs, fmt.Errorf("device %q has %d withheld units, not from 0 to its %d units", d.ID, d.Withheld, d.Units))
 		}
 		if d.MemoryBytes < 0 {
 			errs = append(errs, fmt.Errorf("device %q has %d bytes of memory, below 0", d.ID, d.MemoryBytes))

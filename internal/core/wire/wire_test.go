@@ -117,6 +117,35 @@ func TestInventoryGolden(t *testing.T) {
 	}
 }
 
+// Withheld units are written only where there are some, so that nodes without any publish what
+// they always did.
+func TestInventoryOfWithheldUnits(t *testing.T) {
+	for name, tt := range map[string]struct {
+		withheld accel.Units
+		want     string
+	}{
+		"none": {0, `{"index":0,"id":"x","units":16}`},
+		"some": {5, `{"index":0,"id":"x","units":16,"withheld":5}`},
+		"all":  {16, `{"index":0,"id":"x","units":16,"withheld":16}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := []accel.Inventory{{Resource: "r", Shares: []accel.Share{
+				{Units: 16, Withheld: tt.withheld, Device: accel.Device{ID: "x", NUMANode: accel.NoNUMA}},
+			}}}
+			text, err := EncodeInventory(want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if device := `{"v":1,"resources":[{"resource":"r","devices":[` + tt.want + `]}]}`; text != device {
+				t.Errorf("written as %s, want %s", text, device)
+			}
+			if got, err := DecodeInventory(text); err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("read back %+v, %v; want %+v", got, err, want)
+			}
+		})
+	}
+}
+
 func TestInventoryIsDeterministic(t *testing.T) {
 	inv := append(twoCards(), accel.Inventory{Resource: "a.example/chip", Shares: []accel.Share{}})
 	mixed := []accel.Inventory{inv[1], {
@@ -158,6 +187,13 @@ func TestInventoryRefused(t *testing.T) {
 		"several mistakes at once": {
 			[]accel.Inventory{{Resource: "r", Shares: []accel.Share{share(-1, "x", -1), share(0, "", accel.MaxUnits+1)}}, {Resource: "r"}},
 			[]string{`index -1, below 0`, `-1 units`, `index 0 has no uuid`, `1099511627777 units`, `resource "r" is listed twice`},
+		},
+		"more withheld than it has, or less than none": {
+			[]accel.Inventory{{Resource: "r", Shares: []accel.Share{
+				{Units: 3, Withheld: 4, Device: accel.Device{ID: "x"}}, {Units: 3, Withheld: -1, Device: accel.Device{Index: 1, ID: "y"}},
+			}}},
+			[]string{`device "x" has 4 withheld units, not from 0 to its 3 units`,
+				`device "y" has -1 withheld units, not from 0 to its 3 units`},
 		},
 		"no resource name": {[]accel.Inventory{{}}, []string{"a resource has no name"}},
 		"negative memory": {
@@ -206,7 +242,9 @@ func TestDecodeInventoryRefused(t *testing.T) {
 		"duplicate uuid":  {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x"},{"index":1,"id":"x"}]}]}`, "the same uuid"},
 		"duplicate index": {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x"},{"id":"y"}]}]}`, "the same index 0"},
 		"too long":        {`{"v":1,"x":"` + strings.Repeat("x", maxInventoryBytes) + `"}`, "at most 131072"},
-		"too deep":        {strings.Repeat("[", 60000), "depth"},
+		"more withheld than it has": {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x","units":2,"withheld":3}]}]}`,
+			`3 withheld units, not from 0 to its 2 units`},
+		"too deep": {strings.Repeat("[", 60000), "depth"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

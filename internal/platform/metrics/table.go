@@ -213,6 +213,12 @@ var (
 		Help:   "Units of a device that new pods can get, 0 while the device is unhealthy or given out as another resource.",
 		Labels: []Label{labelNode, labelResource, labelDevice, labelIndex}, Absent: "as above",
 	})
+	ExtenderDeviceUnitsWithheld = define(Metric{
+		Name: "divvy_extender_device_units_withheld", Type: Gauge, Programs: []string{Extender},
+		Help:   "Units of a device that no further pod gets, because containers use more of its memory than their allocations.",
+		Labels: []Label{labelNode, labelResource, labelDevice, labelIndex},
+		Absent: "for devices of which no units are withheld, and with --metrics-devices=false",
+	})
 	ExtenderNodeUnits = define(Metric{
 		Name: "divvy_extender_node_units", Type: Gauge, Programs: []string{Extender},
 		Help:   "Units of all devices of a node.",

@@ -213,11 +213,18 @@ func checkDevices(s *Snapshot, f *findings) {
 		checkQuarantine(n, all, f)
 		for _, in := range all {
 			for _, share := range in.Shares {
+				object := fmt.Sprintf("Node %s, device %s (%s)", n.Name, accel.IndexText(share.Index), share.ID)
+				if share.Withheld > 0 {
+					f.add(Warning, object, fmt.Sprintf("%d of its %d units of %s are withheld from new pods, because containers use more "+
+						"of its memory than their allocations", share.Withheld, share.Units, in.Resource),
+						"This command shows which (docs/usage.md). Raise their requests, or delete the pods.",
+						"kubectl divvy inspect --usage "+n.Name)
+				}
 				if !share.Health.Unhealthy || !share.Health.Quarantined.IsZero() ||
 					strings.HasPrefix(share.Health.Reason, accel.ReasonGivenOut) {
 					continue
 				}
-				f.add(Warning, fmt.Sprintf("Node %s, device %s (%s)", n.Name, accel.IndexText(share.Index), share.ID),
+				f.add(Warning, object,
 					"no new pods are placed on it: "+share.Health.Reason,
 					"See docs/health.md for the causes and how a device recovers.")
 			}

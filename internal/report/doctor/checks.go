@@ -72,7 +72,7 @@ var checks = []Check{
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkInventory,
 	},
 	{
-		Name: "devices", Group: groupNodes, Title: "all devices are healthy",
+		Name: "devices", Group: groupNodes, Title: "all devices are healthy and no units are withheld",
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkDevices,
 	},
 	{

@@ -410,6 +410,15 @@ func TestFaults(t *testing.T) {
 			},
 			Warning, "Node node-a, device 1 (card-1)", "fell off the bus", "docs/health.md", "",
 		},
+		"units of a device are withheld": {
+			"devices", func(w *world) {
+				some := shares()
+				some[1].Withheld = 3
+				w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: some})
+			},
+			Warning, "Node node-a, device 1 (card-1)", "3 of its 16 units of enflame.com/gcu-memory are withheld from new pods",
+			"Raise their requests", "kubectl divvy inspect --usage node-a",
+		},
 		"a device is in quarantine": {
 			"devices", func(w *world) {
 				bad := shares()

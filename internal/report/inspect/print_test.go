@@ -73,7 +73,13 @@ func reports() map[string]Report {
 	ward.Shares[1].Health = accel.Health{Unhealthy: true, Reason: "critical error XID 79", Cause: "xid-79", Quarantined: since}
 	ward.Shares[2].Health = accel.Health{Unhealthy: true, Reason: "chip 1 (U7): the library reports ecc", Quarantined: since.Add(time.Hour)}
 	ward.Shares[2].Chips = 2
+	over := inventory("1", 16, 16, 16)
+	over.Shares[0].Withheld, over.Shares[1].Withheld = 6, 1
 	return map[string]Report{
+		"withheld": fromUsage(gcuMemory, books(
+			map[string][]accel.Inventory{"node-a": {over}, "node-b": {inventory("1", 16)}},
+			map[string][]pod{"node-a": {{"greedy", 12, "U53000090100"}, {"modest", 4, "U53000090101"}, {"byhand", 2, ""}}},
+		)),
 		"guide": fromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"sse-lab-inspur-048": {inventory("1", 16, 16, 16)}},
 			map[string][]pod{"sse-lab-inspur-048": {

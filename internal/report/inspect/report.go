@@ -37,7 +37,7 @@ type Node struct {
 	Total accel.Units `json:"totalGCU"`
 	// Used counts all pods, also those in Unplaced.
 	Used accel.Units `json:"usedGCU"`
-	// Available is what Total leaves over Used, never below 0.
+	// Available is what Total leaves over Used and what devices withhold, never below 0.
 	Available accel.Units `json:"availableGCU"`
 	// Devices are sorted by ID.
 	Devices []Device `json:"devices"`
@@ -63,6 +63,9 @@ type Device struct {
 	Available accel.Units `json:"availableGCU"`
 	// Pods are sorted by age.
 	Pods []Pod `json:"pods"`
+	// Withheld is how many units no further pod gets, because containers use more of
+	// the device's memory than their allocations. None of them is in Used or Available.
+	Withheld accel.Units `json:"withheldGCU,omitempty"`
 
 	// Details.
 
@@ -164,21 +167,24 @@ func (n *Node) sumParts() {
 	})
 }
 
-// withdraw takes what is left of devices that are given out as another resource
-// from what is available, since nobody can have it.
+// withdraw subtracts from what is available the units that no pod can get: those that are
+// withheld, and the rest of devices that are given out as another resource.
 func (n *Node) withdraw() {
 	for i := range n.Devices {
-		if d := &n.Devices[i]; strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
-			n.Available = max(n.Available-d.Available, 0)
-			d.Available = 0
+		d := &n.Devices[i]
+		lost := min(d.Withheld, d.Available)
+		if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
+			lost = d.Available
 		}
+		d.Available -= lost
+		n.Available = max(n.Available-lost, 0)
 	}
 }
 
 // deviceOf makes one device of a report, with details.
 func deviceOf(s accel.Share, used accel.Units, pods []Pod) Device {
 	d := Device{
-		ID: s.Index, Total: s.Units, Used: used, Available: max(s.Units-used, 0), Pods: pods,
+		ID: s.Index, Total: s.Units, Used: used, Available: max(s.Units-used, 0), Pods: pods, Withheld: s.Withheld,
 		UUID: s.ID, Model: s.Model, Board: s.Board, Chip: s.Chip, Chips: s.Chips, Parent: s.Parent, Profile: s.Profile,
 		Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason, Quarantined: s.Health.Quarantined,
 	}
@@ -226,7 +232,7 @@ func (n Node) Guide() Node {
 		Devices: make([]Device, 0, len(n.Devices))}
 	for _, d := range n.Devices {
 		out.Devices = append(out.Devices, Device{
-			ID: d.ID, Total: d.Total, Used: d.Used, Available: d.Available, Pods: withoutDetails(d.Pods),
+			ID: d.ID, Total: d.Total, Used: d.Used, Available: d.Available, Pods: withoutDetails(d.Pods), Withheld: d.Withheld,
 		})
 	}
 	if len(n.Unplaced) > 0 {

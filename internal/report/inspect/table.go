@@ -105,14 +105,18 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		g.Columns = append(g.Columns, grid.Column{Title: "UUID"}, grid.Column{Title: "NUMA"}, grid.Column{Title: "BOARD"})
 	}
 	g.Columns = append(g.Columns, grid.Column{Title: "MODEL"}, grid.Column{Title: "HEALTH"},
-		grid.Column{Title: "TOTAL", Right: true}, grid.Column{Title: "USED", Right: true},
-		grid.Column{Title: "FREE", Right: true}, grid.Column{Title: "USE"}, grid.Column{Title: "POD"},
+		grid.Column{Title: "TOTAL", Right: true}, grid.Column{Title: "USED", Right: true})
+	withheld := slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Withheld > 0 })
+	if withheld {
+		g.Columns = append(g.Columns, grid.Column{Title: "WITHHELD", Right: true})
+	}
+	g.Columns = append(g.Columns, grid.Column{Title: "FREE", Right: true}, grid.Column{Title: "USE"}, grid.Column{Title: "POD"},
 		grid.Column{Title: "HOLDS", Right: true})
 	if wide {
 		g.Columns = append(g.Columns, grid.Column{Title: "CONFIRMED"}, grid.Column{Title: "CREATED"}, grid.Column{Title: "POD UID"})
 	}
 	// device begins the row of a device.
-	device := func(card, chips, profile, uuid, numa, board string, rest ...string) []string {
+	device := func(card, chips, profile, uuid, numa, board, model, health string, amounts ...string) []string {
 		row := []string{card}
 		if boards {
 			row = append(row, chips)
@@ -123,40 +127,38 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		if wide {
 			row = append(row, uuid, numa, board)
 		}
-		return append(row, rest...)
+		return append(append(row, model, health), amounts...)
+	}
+	amounts := func(total, used, kept, free, use string) []string {
+		if !withheld {
+			return []string{total, used, free, use}
+		}
+		return []string{total, used, kept, free, use}
 	}
 	var notes []string
+	var kept accel.Units
 	for _, d := range n.Devices {
-		health := "healthy"
-		switch {
-		case !d.Quarantined.IsZero():
-			health = "QUARANTINE"
-			notes = append(notes, fmt.Sprintf("card %s is in quarantine since %s: %s; %s", accel.IndexText(d.ID),
-				d.Quarantined.Format(time.RFC3339),
-				cmp.Or(d.Reason, "-"), n.release(d)))
-		case d.Unhealthy:
-			health = "UNHEALTHY"
-			if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
-				health = "given out" // nothing is wrong with it
-			}
-			notes = append(notes, fmt.Sprintf("no new pods are placed on card %s: %s", accel.IndexText(d.ID), cmp.Or(d.Reason, "-")))
-		}
+		health, about := n.health(d)
+		notes = append(notes, about...)
+		kept += d.Withheld
 		numa := "-"
 		if d.NUMANode != nil {
 			numa = strconv.Itoa(*d.NUMANode)
 		}
 		addPods(g, d.Pods, wide, device(accel.IndexText(d.ID), strconv.Itoa(max(d.Chips, 1)), cmp.Or(d.Profile, "-"), string(d.UUID), numa,
-			place(d), cmp.Or(d.Model, "-"), health, number(d.Total), number(d.Used), number(d.Available), grid.Bar(d.Used, d.Total)))
+			place(d), cmp.Or(d.Model, "-"), health,
+			amounts(number(d.Total), number(d.Used), number(d.Withheld), number(d.Available), grid.Bar(d.Used, d.Total))...))
 	}
 	if len(n.Unplaced) > 0 {
 		var used accel.Units
 		for _, p := range n.Unplaced {
 			used += p.Used
 		}
-		addPods(g, n.Unplaced, wide, device("?", "", "", "", "", "", "", "", "", number(used), "", ""))
+		addPods(g, n.Unplaced, wide, device("?", "", "", "", "", "", "", "", amounts("", number(used), "", "", "")...))
 		notes = append(notes, "?: the node has not reported the card of these pods yet, or the card is lost")
 	}
-	g.Add(device("sum", "", "", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), grid.Bar(n.Used, n.Total))...)
+	g.Add(device("sum", "", "", "", "", "", "", "",
+		amounts(number(n.Total), number(n.Used), number(kept), number(n.Available), grid.Bar(n.Used, n.Total))...)...)
 	if err := g.Write(w, "  "); err != nil {
 		return err
 	}
@@ -166,6 +168,29 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		}
 	}
 	return nil
+}
+
+// health returns the state of a device, and the lines about it below the table.
+func (n Node) health(d Device) (state string, notes []string) {
+	card := accel.IndexText(d.ID)
+	state = "healthy"
+	switch {
+	case !d.Quarantined.IsZero():
+		state = "QUARANTINE"
+		notes = append(notes, fmt.Sprintf("card %s is in quarantine since %s: %s; %s", card, d.Quarantined.Format(time.RFC3339),
+			cmp.Or(d.Reason, "-"), n.release(d)))
+	case d.Unhealthy:
+		state = "UNHEALTHY"
+		if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
+			state = "given out" // nothing is wrong with it
+		}
+		notes = append(notes, fmt.Sprintf("no new pods are placed on card %s: %s", card, cmp.Or(d.Reason, "-")))
+	}
+	if d.Withheld > 0 {
+		notes = append(notes, fmt.Sprintf("%s of card %s withheld from new pods: containers use more of its memory than their "+
+			"allocations; to see which, run: kubectl divvy inspect --usage %s", count(int(d.Withheld), "unit"), card, n.Name))
+	}
+	return state, notes
 }
 
 // release says how a device gets out of quarantine. A board has the id of its first

@@ -23,13 +23,13 @@ type Cluster struct {
 	Nodes []Node
 }
 
-// Units is what all healthy devices hold together.
+// Units is what pods can get of all healthy devices together.
 func (c *Cluster) Units() accel.Units {
 	var sum accel.Units
 	for i := range c.Nodes {
 		for _, d := range c.Nodes[i].Devices {
 			if !d.Health.Unhealthy {
-				sum += d.Units
+				sum += d.Units - d.Withheld
 			}
 		}
 	}

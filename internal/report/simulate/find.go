@@ -159,7 +159,7 @@ func kindsOf(c *Cluster) *kinds {
 func kindOf(n *Node) string {
 	text := strconv.FormatInt(n.CPU, 10) + " " + strconv.FormatInt(n.Memory, 10)
 	for _, d := range n.Devices {
-		text += fmt.Sprintf(" %q %d %t", d.Model, d.Units, d.Health.Unhealthy)
+		text += fmt.Sprintf(" %q %d %d %t", d.Model, d.Units, d.Withheld, d.Health.Unhealthy)
 	}
 	return text
 }

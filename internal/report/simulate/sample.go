@@ -51,7 +51,7 @@ func newSample(c *Cluster, order []int) *sample {
 		left := sums{cpu: n.CPU, memory: n.Memory}
 		for _, d := range n.Devices {
 			if !d.Health.Unhealthy {
-				left.units += d.Units
+				left.units += d.Units - d.Withheld
 			}
 		}
 		s.left = append(s.left, left)

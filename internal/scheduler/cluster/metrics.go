@@ -37,6 +37,7 @@ var (
 	deviceUnitsDesc   = metrics.ExtenderDeviceUnits.Desc()
 	deviceUsedDesc    = metrics.ExtenderDeviceUnitsUsed.Desc()
 	deviceFreeDesc    = metrics.ExtenderDeviceUnitsFree.Desc()
+	withheldDesc      = metrics.ExtenderDeviceUnitsWithheld.Desc()
 )
 
 // Describe implements prometheus.Collector.
@@ -44,7 +45,7 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, expectedDesc, nodeUnitsDesc, nodeUsedDesc, unitBytesDesc,
 		namespaceUsedDesc,
-		deviceUnitsDesc, deviceUsedDesc, deviceFreeDesc,
+		deviceUnitsDesc, deviceUsedDesc, deviceFreeDesc, withheldDesc,
 	} {
 		ch <- d
 	}
@@ -114,7 +115,7 @@ func (c Collector) node(ch gauges, resource string, node *ledger.NodeUsage) {
 		if !c.Devices {
 			continue
 		}
-		free := max(device.Units-device.Used, 0)
+		free := max(device.Units-device.Withheld-device.Used, 0)
 		if device.Health.Unhealthy {
 			free = 0
 		}
@@ -122,6 +123,9 @@ func (c Collector) node(ch gauges, resource string, node *ledger.NodeUsage) {
 		ch <- deviceGauge{deviceUnitsDesc, labels, float64(device.Units)}
 		ch <- deviceGauge{deviceUsedDesc, labels, float64(device.Used)}
 		ch <- deviceGauge{deviceFreeDesc, labels, float64(free)}
+		if device.Withheld > 0 {
+			ch <- deviceGauge{withheldDesc, labels, float64(device.Withheld)}
+		}
 	}
 	for namespace, units := range namespaces {
 		ch.send(namespaceUsedDesc, float64(units), namespace, node.Name, resource)

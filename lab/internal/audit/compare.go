@@ -225,8 +225,9 @@ func (c *comparison) inspect(used map[int]int64) {
 		if device.Used != used[device.ID] {
 			c.differ("inspect says that %d units of card %d are used, the pods on it have %d", device.Used, device.ID, used[device.ID])
 		}
-		if device.Used > device.Total || device.Available != device.Total-device.Used {
-			c.differ("inspect says that card %d has %d units, %d used and %d free", device.ID, device.Total, device.Used, device.Available)
+		if device.Used > device.Total || device.Available != max(device.Total-device.Used-device.Withheld, 0) {
+			c.differ("inspect says that card %d has %d units, %d used, %d withheld and %d free", device.ID, device.Total, device.Used,
+				device.Withheld, device.Available)
 		}
 		for _, occupant := range device.Pods {
 			if !living[occupant.UID] {

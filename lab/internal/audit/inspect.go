@@ -34,6 +34,7 @@ type Device struct {
 	Total     int64      `json:"totalGCU"`
 	Used      int64      `json:"usedGCU"`
 	Available int64      `json:"availableGCU"`
+	Withheld  int64      `json:"withheldGCU"`
 	Pods      []Occupant `json:"pods"`
 	UUID      string     `json:"uuid"`
 	Unhealthy bool       `json:"unhealthy"`
