@@ -200,7 +200,7 @@ func TestHistory(t *testing.T) {
 	elsewhere := over("a", "G2", 1)
 	other := over("a", "G1", 1)
 	other.Container = "side"
-	a, more := over("a", "G1", 1), over("a", "G1", 2)
+	a, more, b := over("a", "G1", 1), over("a", "G1", 2), over("b", "G1", 1)
 	for name, tt := range map[string]struct {
 		lists map[int]string // by second; "" for none
 		want  []string       // the entry of pod a: when it was first seen, and its list written
@@ -210,7 +210,7 @@ func TestHistory(t *testing.T) {
 		"rewritten with more use":   {map[int]string{0: list(t, start, a), 60: list(t, at(60), more)}, []string{"0 60"}},
 		"the same list, read again": {map[int]string{0: list(t, start, a), 60: list(t, start, a)}, []string{"0 0"}},
 		"not listed in between":     {map[int]string{0: list(t, start, a), 30: "", 60: list(t, at(60), a)}, []string{"60 60"}},
-		"a list in between without it": {map[int]string{0: list(t, start, a), 30: list(t, at(30), over("b", "G1", 1)), 60: list(t, at(60), a)},
+		"a list in between without it": {map[int]string{0: list(t, start, a), 30: list(t, at(30), b), 60: list(t, at(60), a)},
 			[]string{"60 60"}},
 		"a list in between that is garbled": {map[int]string{0: list(t, start, a), 30: "{", 60: list(t, at(60), a)}, []string{"60 60"}},
 		"another beginning":                 {map[int]string{0: list(t, start, a), 60: list(t, at(60), later)}, []string{"60 60"}},
