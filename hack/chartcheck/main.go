@@ -103,7 +103,8 @@ var good = []struct {
 		name: "eviction",
 		set:  []string{"--set", "node.usage.enabled=true,extender.eviction.enabled=true,extender.eviction.exemptNamespaces={a,b}"},
 		want: []string{"- --evict-memory-overuse\n", "--eviction-grace=2m\n", "--eviction-max-per-hour=3\n",
-			"--eviction-exempt-namespaces=a,b\n", "resources: [pods/eviction]", "name: divvy-extender-eviction", "request.namespace in ['divvy-system', 'a', 'b']"},
+			"--eviction-exempt-namespaces=a,b\n", "resources: [pods/eviction]", "name: divvy-extender-eviction",
+			"request.namespace in ['divvy-system', 'a', 'b']"},
 	},
 	{
 		name: "eviction on some nodes", set: []string{"--set", "node.configs.a.usage.enabled=true,extender.eviction.enabled=true"},
