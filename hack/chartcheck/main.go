@@ -100,6 +100,17 @@ var good = []struct {
 		want: []string{"hostPID: true", "mountPath: /run/divvy"},
 	},
 	{
+		name: "eviction",
+		set:  []string{"--set", "node.usage.enabled=true,extender.eviction.enabled=true,extender.eviction.exemptNamespaces={a,b}"},
+		want: []string{"- --evict-memory-overuse\n", "--eviction-grace=2m\n", "--eviction-max-per-hour=3\n",
+			"--eviction-exempt-namespaces=a,b\n", "resources: [pods/eviction]", "name: divvy-extender-eviction",
+			"request.namespace in ['divvy-system', 'a', 'b']"},
+	},
+	{
+		name: "eviction on some nodes", set: []string{"--set", "node.configs.a.usage.enabled=true,extender.eviction.enabled=true"},
+		want: []string{"- --evict-memory-overuse\n", "divvy-extender must evict pods by UID"},
+	},
+	{
 		name: "any label of two vendors",
 		set: []string{"--set",
 			"sharedResources[0].name=enflame.com/gcu-memory,sharedResources[0].vendor=enflame,sharedResources[1].name=nvidia.com/" +
@@ -244,6 +255,12 @@ var bad = []struct {
 	{"no interval", []string{"--set", "node.healthInterval=0s"}, "healthInterval"},
 	{"hasty passes", []string{"--set", "node.usage.interval=4s"}, "usage/interval"},
 	{"rare passes", []string{"--set", "node.configs.a.usage.interval=11m"}, "usage"},
+	{"eviction of what is not measured", []string{"--set", "extender.eviction.enabled=true"},
+		"extender.eviction.enabled: no node measures use, so no pod would be evicted; set node.usage.enabled=true"},
+	{"a hasty eviction", []string{"--set", "extender.eviction.grace=29s"}, "eviction/grace"},
+	{"eviction without a limit", []string{"--set", "extender.eviction.maxPerNodeAndHour=0"}, "eviction/maxPerNodeAndHour"},
+	{"an exempt namespace that cannot be", []string{"--set", "extender.eviction.exemptNamespaces={Kube_System}"},
+		"eviction/exemptNamespaces"},
 	{"a detail that metrics lack", []string{"--set", "node.usage.metrics=pod"}, "usage/metrics"},
 	{"an exception of nothing", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","devices":{"except":{}}}]`), "except"},
 	{"an exception of an exception",

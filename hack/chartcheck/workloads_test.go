@@ -53,17 +53,19 @@ func workloads(all []runtime.Object) []workload {
 
 // everyPart are values with which each part of the chart is there in some of them.
 var everyPart = map[string][]string{
-	"defaults":  nil,
-	"pool":      {"--set", "pool.enabled=true"},
-	"pool only": {"--set", "pool.enabled=true", "--set-json", "sharedResources=[]"},
-	"dedicated": {"--set", "scheduler.mode=dedicated"},
-	"by hand":   {"--set", "scheduler.mode=none"},
-	"operator":  {"--set", "node.gpuOperator.enabled=true,node.ixConfigMap=ix-config"},
-	"replicas":  {"--set", "extender.replicas=2,pool.enabled=true,extender.hostNetwork=false"},
-	"usage":     {"--set", "node.usage.enabled=true"},
-	"no logs":   {"--set", "node.logDir=,extender.logDir="},
-	"no trace":  {"--set", "uninstall.removeLogs=true,pool.enabled=true"},
-	"policies":  {"--set", "networkPolicy.enabled=true,pool.enabled=true"},
+	"defaults":                          nil,
+	"pool":                              {"--set", "pool.enabled=true"},
+	"pool only":                         {"--set", "pool.enabled=true", "--set-json", "sharedResources=[]"},
+	"dedicated":                         {"--set", "scheduler.mode=dedicated"},
+	"by hand":                           {"--set", "scheduler.mode=none"},
+	"operator":                          {"--set", "node.gpuOperator.enabled=true,node.ixConfigMap=ix-config"},
+	"replicas":                          {"--set", "extender.replicas=2,pool.enabled=true,extender.hostNetwork=false"},
+	"usage":                             {"--set", "node.usage.enabled=true"},
+	"eviction":                          {"--set", "node.usage.enabled=true,extender.eviction.enabled=true"},
+	"eviction by a dedicated scheduler": {"--set", "node.usage.enabled=true,extender.eviction.enabled=true,scheduler.mode=dedicated"},
+	"no logs":                           {"--set", "node.logDir=,extender.logDir="},
+	"no trace":                          {"--set", "uninstall.removeLogs=true,pool.enabled=true"},
+	"policies":                          {"--set", "networkPolicy.enabled=true,pool.enabled=true"},
 }
 
 // privileges are what a pod may have beyond the least, and why.

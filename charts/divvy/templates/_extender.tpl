@@ -66,6 +66,17 @@ args:
 - --leader-elect
 - --leader-elect-duration={{ $e.leaseDuration }}
 {{- end }}
+{{- with $e.eviction }}
+{{- if .enabled }}
+{{- if not (include "divvy.node.measures" $) }}
+{{- fail "extender.eviction.enabled: no node measures use, so no pod would be evicted; set node.usage.enabled=true, or usage.enabled in a configuration of node.configs" }}
+{{- end }}
+- --evict-memory-overuse
+- --eviction-grace={{ .grace }}
+- --eviction-max-per-hour={{ int64 .maxPerNodeAndHour }}
+- --eviction-exempt-namespaces={{ join "," .exemptNamespaces }}
+{{- end }}
+{{- end }}
 {{- if eq .Values.scheduler.mode "dedicated" }}
 - --scheduler-name={{ .Values.scheduler.name }}
 - --mutating-config=divvy-scheduler

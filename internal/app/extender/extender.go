@@ -29,6 +29,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/scheduler/eviction"
 	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
 	"github.com/divvy-gpu/divvy/internal/scheduler/heaptarget"
 	"github.com/divvy-gpu/divvy/internal/scheduler/leader"
@@ -99,6 +100,8 @@ type program struct {
 	certs *certs.Manager
 	// election is nil where there is one replica.
 	election *leader.Elector
+	// evictor is nil unless pods are to be evicted.
+	evictor *eviction.Evictor
 	// stopping is true, and ending closed, as soon as the program is to end.
 	stopping atomic.Bool
 	ending   chan struct{}
@@ -124,7 +127,7 @@ func assemble(o Options, clients kube.Clients) (*program, error) {
 	p.binder = cluster.NewBinder(clients.Kubernetes, resources, counts)
 	booksConfig := cluster.Config{
 		Ledger: p.ledger, Grants: p.keys, Resources: resources, NodeLabels: p.placement.labels, ConfigLabels: nodeconfig.Labels,
-		Learner: p.placement.weights,
+		Learner: p.placement.weights, KeepOveruse: o.Eviction.Enabled,
 	}
 	if counts {
 		booksConfig.Capacity = p.ledger
@@ -144,6 +147,7 @@ func assemble(o Options, clients kube.Clients) (*program, error) {
 	if p.election != nil {
 		p.registry.MustRegister(metrics.ExtenderTerms.NewCounterFunc(nil, func() float64 { return float64(p.election.Terms()) }))
 	}
+	p.evictor = p.newEvictor()
 	if o.TLS.Listen != "" {
 		if p.certs, err = newCertificates(o.TLS, clients.Kubernetes, p.registry); err != nil {
 			return nil, err
@@ -248,6 +252,9 @@ func (p *program) run(ctx context.Context) error {
 	}
 	if p.election != nil {
 		program.Parts = append(program.Parts, p.elect)
+	}
+	if p.evictor != nil {
+		program.Parts = append(program.Parts, func(ctx context.Context) error { p.evictor.Run(ctx); return nil })
 	}
 	return program.Run(ctx)
 }

@@ -16,7 +16,7 @@ import (
 func TestMetricsAreThoseOfTheTable(t *testing.T) {
 	for _, secured := range []bool{false, true} {
 		o := DefaultOptions()
-		o.TLS.Namespace = "divvy-system"
+		o.TLS.Namespace, o.Eviction.Enabled = "divvy-system", secured
 		if !secured {
 			o.TLS.Listen = ""
 		}
@@ -32,6 +32,9 @@ func TestMetricsAreThoseOfTheTable(t *testing.T) {
 			if secured || !strings.Contains(difference, "certificate") && !strings.Contains(difference, "review") {
 				t.Errorf("TLS is %t: %s", secured, difference)
 			}
+		}
+		if shown := strings.Contains(text.Body.String(), `divvy_extender_evictions_total{outcome="evicted"} 0`); shown != secured {
+			t.Errorf("eviction is %t: its metric is shown: %t", secured, shown)
 		}
 		problems, err := testutil.GatherAndLint(p.registry)
 		if err != nil || len(problems) > 0 {

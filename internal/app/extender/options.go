@@ -45,6 +45,7 @@ type Options struct {
 	TLS       TLS
 	Placement Placement
 	Election  Election
+	Eviction  Eviction
 	// MetricsDevices shows the units of each device among the metrics.
 	MetricsDevices bool
 	// AllowBindFrom are networks, in CIDR notation, that may ask for a bind
@@ -79,6 +80,7 @@ func DefaultOptions() Options {
 			NodeLabel:  "enflame.com/gcushare=true",
 		},
 		Election:       Election{Name: "divvy-extender", Duration: leader.DefaultDuration},
+		Eviction:       Eviction{Grace: 2 * time.Minute, MaxPerHour: 3, Exempt: []string{"kube-system"}},
 		MetricsDevices: true,
 		GrantKeyFile:   "/etc/divvy/grant/key",
 		ReservationTTL: ledger.DefaultReservationTTL,
@@ -92,6 +94,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.TLS.addFlags(fs)
 	o.Placement.addFlags(fs)
 	o.Election.addFlags(fs)
+	o.Eviction.addFlags(fs)
 	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom,
 		"networks, such as 10.0.0.0/24, from which kube-scheduler may bind pods over plain HTTP; the extender's own host is always allowed")
 	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "export metrics of each device, three series per device")
@@ -124,6 +127,9 @@ func (o Options) Validate() error {
 	}
 	if o.Election.Enabled {
 		o.Election.validate(&m)
+	}
+	if o.Eviction.Enabled {
+		o.Eviction.validate(&m)
 	}
 	return errors.Join(m...)
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
@@ -12,6 +13,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/scheduler/eviction"
 )
 
 func TestDefaultsAreValid(t *testing.T) {
@@ -40,6 +42,7 @@ func TestValidate(t *testing.T) {
 			Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x", "a.example/b c"}, NodeLabel: "gcushare",
 		},
 		ReservationTTL: 1, Election: Election{Enabled: true},
+		Eviction: Eviction{Enabled: true, Grace: time.Second, MaxPerHour: 61, Exempt: []string{"kube-system", "Kube/System"}},
 	}.Validate()
 	if err == nil {
 		t.Fatal("options full of mistakes are valid")
@@ -62,6 +65,9 @@ func TestValidate(t *testing.T) {
 		`--leader-elect-namespace: is required if POD_NAMESPACE is not set`,
 		`--leader-elect: POD_NAME must be set to the name of this pod`,
 		`--leader-elect-duration: 0s: must be whole seconds, from 1s to 1m0s`,
+		`--eviction-grace: 1s: must be from 30s to 24h0m0s`,
+		`--eviction-max-per-hour: 61: must be from 1 to 60`,
+		`--eviction-exempt-namespaces: "Kube/System": a lowercase RFC 1123 label`,
 	}
 	lines := strings.Split(err.Error(), "\n")
 	if len(lines) != len(want) {
@@ -106,6 +112,28 @@ func TestValidate(t *testing.T) {
 	o.TLS.Listen, o.Placement.Resources = "", nil
 	if err := o.Validate(); err == nil || err.Error() != "--resources: must name at least one" {
 		t.Errorf("no resources: %v", err)
+	}
+}
+
+// Settings of eviction count only where it is enabled, and the extender's own namespace is
+// always exempt.
+func TestEvictionOptions(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "divvy-system")
+	o := DefaultOptions()
+	o.Eviction.Grace = time.Second
+	if err := o.Validate(); err != nil || o.Eviction.Enabled {
+		t.Errorf("it is off by default, and then %v", err)
+	}
+	o = DefaultOptions()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	if err := fs.Parse([]string{"--evict-memory-overuse", "--eviction-grace=5m", "--eviction-max-per-hour=1",
+		"--eviction-exempt-namespaces=a,b"}); err != nil {
+		t.Fatal(err)
+	}
+	want := eviction.Settings{Grace: 5 * time.Minute, MaxPerHour: 1, Exempt: []string{"a", "b", "divvy-system"}}
+	if diff := cmp.Diff(want, o.Eviction.settings()); diff != "" || o.Validate() != nil {
+		t.Errorf("%v (-want +got):\n%s", o.Validate(), diff)
 	}
 }
 

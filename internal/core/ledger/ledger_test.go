@@ -994,6 +994,44 @@ func TestNodes(t *testing.T) {
 // TestDisplaced: kubelet gives no unit twice, so of more pods than a device has units
 // for those lose their place that have none of it: first those that are gone, then those
 // that kubelet gave nothing yet, the youngest first.
+func TestHolds(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.node("n1", cards(16, 16, 16))
+	w.node("n2", cards(16))
+	w.observe("planned", "n1", 4, "a")
+	w.confirm("held", "n1", 4, "b")
+	w.observe("unplaced", "n1", 4, "")
+	w.confirm("lost", "n1", 4, "z")
+	reserved, _ := w.reserve("reserved", "n1", 4)
+	several := Holding{Pod: pod("several"), Node: "n1", Resource: gcu, Units: 4, Confirmed: true}
+	several.SetDevices([]accel.DeviceID{"a", "c"})
+	w.Observe(several)
+	w.Observe(Holding{Pod: pod("gone"), Node: "n1", Resource: gcu, Units: 4, Device: "a", Ending: true, Gone: true})
+	for name, tt := range map[string]struct {
+		pod, node string
+		resource  accel.Resource
+		device    accel.DeviceID
+		want      bool
+	}{
+		"planned":                              {"planned", "n1", gcu, "a", true},
+		"confirmed":                            {"held", "n1", gcu, "b", true},
+		"on a device that the node lost":       {"lost", "n1", gcu, "z", true},
+		"the first of several devices":         {"several", "n1", gcu, "a", true},
+		"the second of several devices":        {"several", "n1", gcu, "c", true},
+		"another device":                       {"several", "n1", gcu, "b", false},
+		"another node":                         {"planned", "n2", gcu, "a", false},
+		"another resource":                     {"planned", "n1", "a.example/other", "a", false},
+		"an unknown pod":                       {"none", "n1", gcu, "a", false},
+		"on no known device":                   {"unplaced", "n1", gcu, "", false},
+		"reserved, and not seen bound yet":     {"reserved", "n1", gcu, reserved.Device, false},
+		"gone, with containers that still run": {"gone", "n1", gcu, "a", false},
+	} {
+		if got := Holds(w.Ledger, tt.pod, tt.node, tt.resource, tt.device); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 func TestDisplaced(t *testing.T) {
 	confirmed := func(h *Holding) { h.Confirmed = true }
 	gone := func(h *Holding) { h.Confirmed, h.Gone, h.Ending = true, true, true }

@@ -85,6 +85,18 @@ func (l *Ledger) Node(res accel.Resource, name string) (NodeUsage, bool) {
 	return out[0], true
 }
 
+// Holds reports whether a pod that was observed on the node has units of that device of the
+// resource there, planned or confirmed.
+func Holds(l *Ledger, podUID, node string, res accel.Resource, device accel.DeviceID) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	h := l.state.pods.on(podUID, res)
+	if h == nil || !h.observed() || h.Gone || h.Node != node || device == "" {
+		return false
+	}
+	return h.Device == device || slices.Contains(h.More, device)
+}
+
 // namesOf returns the names of the nodes of a resource, sorted.
 func namesOf(l *Ledger, res accel.Resource) []string {
 	l.mu.RLock()

@@ -138,6 +138,18 @@ var (
 		"SeveralResources", corev1.EventTypeWarning, "Pod", Extend,
 		"The pod requests several shared resources of mode memory, so it fits on no node. Split it into several pods.",
 	})
+	MemoryOveruseEvicted = define(Kind{
+		"MemoryOveruseEvicted", corev1.EventTypeWarning, "Pod", Extend,
+		"The pod used more memory of a device than its allocation for longer than `extender.eviction.grace`, and is evicted. The message " +
+			"gives used and allocated memory, the device and the beginning. Request more memory, or limit what the program uses. See " +
+			"[usage.md](../usage.md#eviction).",
+	})
+	MemoryOveruseNotEvicted = define(Kind{
+		"MemoryOveruseNotEvicted", corev1.EventTypeWarning, "Pod", Extend,
+		"The pod would be evicted because of memory overuse, but is not. The message gives the reason: a PodDisruptionBudget or several, the " +
+			"limit of evictions per node and hour, an exempt namespace, a static pod or a critical priority. See " +
+			"[usage.md](../usage.md#eviction).",
+	})
 )
 
 // RequestRefused is the event of annotations that cannot be followed.

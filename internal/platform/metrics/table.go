@@ -121,6 +121,13 @@ var (
 		Help:   "Pending pods for which another scheduling attempt was requested, because capacity became free.",
 		Labels: []Label{{"result", "`ok`, `gone` (the pod was deleted) or `failed`"}},
 	})
+	ExtenderEvictions = define(Metric{
+		Name: "divvy_extender_evictions_total", Type: Counter, Programs: []string{Extender},
+		Help: "Pods over their memory allocation for longer than the grace, by outcome.",
+		Labels: []Label{{"outcome", "`evicted`, `budget` (a PodDisruptionBudget does not allow it), `severalBudgets`, `gone` (the pod was " +
+			"deleted) or `failed`, each attempt; `exempt` or `rateLimit`, once for each pod and overuse"}},
+		Absent: "without eviction",
+	})
 	ExtenderReady = define(Metric{
 		Name: "divvy_extender_ready", Type: Gauge, Programs: []string{Extender},
 		Help: "1 while this replica is ready, else 0.",

@@ -46,6 +46,9 @@ type Pod struct {
 	Ended bool
 	// Ending is true when the deletion of the pod has begun.
 	Ending bool
+	// Static is true for the mirror of a pod that kubelet runs from a file: it cannot be
+	// evicted, and deleting the mirror ends no container.
+	Static bool
 	// Nominated is the node that kube-scheduler wants to bind the pod to once
 	// there is room, "" for none.
 	Nominated string
@@ -148,6 +151,7 @@ func podOf(pod *v1.Pod, resources []accel.Resource, capacity bool) Pod {
 		Mistake:  mistake,
 		Ended:    pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed,
 		Ending:   pod.DeletionTimestamp != nil,
+		Static:   metav1.HasAnnotation(pod.ObjectMeta, v1.MirrorPodAnnotationKey),
 
 		Nominated: pod.Status.NominatedNodeName,
 	}

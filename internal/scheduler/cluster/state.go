@@ -120,6 +120,8 @@ type Config struct {
 	// ConfigLabels are the labels of a node that name its configuration, the first
 	// that is set decides.
 	ConfigLabels []string
+	// KeepOveruse keeps what nodes list of memory overuse, for Overuse.
+	KeepOveruse bool
 }
 
 // State follows the nodes and pods of a cluster and updates a ledger from them.
@@ -156,6 +158,8 @@ type nodeRecord struct {
 	// ending are the pods that the node lists as gone before their containers; nil
 	// for none.
 	ending *endingList
+	// overuse is the annotation wire.OveruseAnnotation; "" where it is not kept.
+	overuse string
 }
 
 // podRecord is what a State remembers of a pod.
@@ -428,13 +432,16 @@ func (s *State) setNode(n *slimNode) {
 	}
 	digest := s.config.digest(n)
 	record := nodeRecord{digest: digest, ending: s.setEnding(n)}
+	if s.config.KeepOveruse {
+		record.overuse = n.overuse
+	}
 	for _, key := range s.config.ConfigLabels {
 		if record.config = n.labels[key]; record.config != "" {
 			break
 		}
 	}
 	if old, known := s.nodes[n.name]; known && old.digest == digest {
-		old.config, old.ending = record.config, record.ending
+		old.config, old.ending, old.overuse = record.config, record.ending, record.overuse
 		s.nodes[n.name] = old
 		return
 	}

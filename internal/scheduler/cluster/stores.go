@@ -159,8 +159,8 @@ func (s *State) Pods() cache.TransformingStore {
 
 // slimNode is a node reduced to what a State needs.
 type slimNode struct {
-	name, inventory, ending string
-	labels                  map[string]string
+	name, inventory, ending, overuse string
+	labels                           map[string]string
 	// cpu and memory are what the node has for pods, in millicores and MiB,
 	// where they are counted.
 	cpu, memory int64
@@ -175,12 +175,12 @@ func nodeOf(obj any) (*slimNode, error) {
 		return node, nil
 	case *metav1.PartialObjectMetadata:
 		return &slimNode{name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation],
-			ending: node.Annotations[wire.EndingAnnotation], labels: node.Labels}, nil
+			ending: node.Annotations[wire.EndingAnnotation], overuse: node.Annotations[wire.OveruseAnnotation], labels: node.Labels}, nil
 	case *v1.Node:
 		return &slimNode{
 			name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], ending: node.Annotations[wire.EndingAnnotation],
-			labels: node.Labels,
-			cpu:    max(node.Status.Allocatable.Cpu().MilliValue(), 0), memory: max(node.Status.Allocatable.Memory().Value(), 0) >> 20,
+			overuse: node.Annotations[wire.OveruseAnnotation], labels: node.Labels,
+			cpu: max(node.Status.Allocatable.Cpu().MilliValue(), 0), memory: max(node.Status.Allocatable.Memory().Value(), 0) >> 20,
 		}, nil
 	}
 	return nil, fmt.Errorf("the watch of nodes delivered a %T", obj)

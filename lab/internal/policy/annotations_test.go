@@ -11,10 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission"
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
@@ -121,7 +123,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	own[wire.GrantAnnotation], own[wire.HeldAnnotation] = "g", "d"
 	own[wire.RetryAnnotation] = "t"
 	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", wire.QuarantineAnnotation: "q", wire.EndingAnnotation: "e",
-		nodelabels.OwnedAnnotation: "l", countsAnnotation: "c", wire.SetupAnnotation: "s"}
+		nodelabels.OwnedAnnotation: "l", countsAnnotation: "c", wire.SetupAnnotation: "s", wire.OveruseAnnotation: "o"}
 
 	t.Run("keys", func(t *testing.T) {
 		keys := slices.Sorted(maps.Keys(own))
@@ -296,6 +298,53 @@ func TestExtenderBindsOnlyWhatItGranted(t *testing.T) {
 			text := strings.Join(refused, "\n")
 			if matched != tt.matched || (text == "") != (tt.refused == "") || !strings.Contains(text, tt.refused) {
 				t.Errorf("looked at %t, refused %q; want %t, %q", matched, refused, tt.matched, tt.refused)
+			}
+		})
+	}
+}
+
+// TestExtenderEvictsByUID, and in no exempt namespace. The policy exists where eviction is enabled.
+func TestExtenderEvictsByUID(t *testing.T) {
+	enabled := []string{"--set", "node.usage.enabled=true,extender.eviction.enabled=true",
+		"--set", "extender.eviction.exemptNamespaces={kube-system,ops}"}
+	policy := load(t, "divvy-extender-eviction", enabled...)
+	conditions := validator(t, policy)
+	dedicated := load(t, "divvy-extender-eviction", append(enabled, "--set", "scheduler.mode=dedicated")...)
+	dedicatedConditions := validator(t, dedicated)
+	const scheduler = "system:serviceaccount:divvy-system:divvy-scheduler"
+	eviction := func(namespace string, options *metav1.DeleteOptions) *policyv1.Eviction {
+		return &policyv1.Eviction{TypeMeta: metav1.TypeMeta{APIVersion: "policy/v1", Kind: "Eviction"},
+			ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: namespace}, DeleteOptions: options}
+	}
+	uid, version, seconds := types.UID("1"), "7", int64(0)
+	byUID := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
+	for name, tt := range map[string]struct {
+		who      string
+		eviction *policyv1.Eviction
+		matched  bool
+		rejected string
+	}{
+		"by UID":      {extenderAccount, eviction("team", byUID), true, ""},
+		"by its name": {extenderAccount, eviction("team", nil), true, "must evict pods by UID"},
+		"by another precondition": {extenderAccount, eviction("team", &metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{ResourceVersion: &version}}), true, "must evict pods by UID"},
+		"at once": {extenderAccount, eviction("team", &metav1.DeleteOptions{GracePeriodSeconds: &seconds,
+			Preconditions: byUID.Preconditions}), true, "may not shorten the grace period"},
+		"in an exempt namespace":       {extenderAccount, eviction("ops", byUID), true, "may not evict pods of an exempt namespace"},
+		"in the release's namespace":   {extenderAccount, eviction("divvy-system", byUID), true, "may not evict pods of an exempt namespace"},
+		"kubectl drain":                {"admin", eviction("ops", nil), false, ""},
+		"a dedicated scheduler":        {scheduler, eviction("team", byUID), true, ""},
+		"a dedicated one, by its name": {scheduler, eviction("team", nil), true, "divvy-scheduler must evict pods by UID"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			policy, conditions := policy, conditions
+			if tt.who == scheduler {
+				policy, conditions = dedicated, dedicatedConditions
+			}
+			matched, rejections := asked(t, policy, conditions, request{who: tt.who, resource: "pods/eviction", after: tt.eviction})
+			text := strings.Join(rejections, "\n")
+			if matched != tt.matched || (text == "") != (tt.rejected == "") || !strings.Contains(text, tt.rejected) {
+				t.Errorf("looked at %t, rejected %q; want %t, %q", matched, rejections, tt.matched, tt.rejected)
 			}
 		})
 	}
