@@ -91,8 +91,8 @@ var nameTable = []struct {
 	{"Conditions", []name{
 		{"divvy.dev/TookTheLead", "Pod of the extender", "divvy-extender", "which replica leads, and since when: a new leader reads pods " +
 			"at least as new as the write of this condition before it answers; [extender.md](../extender.md)"},
-		{"DivvyMemoryOveruse", "Node", "divvy-node", "whether a container uses more memory of a device than its allocation; there while use " +
-			"is measured, [usage.md](../usage.md#overuse)"},
+		{"DivvyMemoryOveruse", "Node", "divvy-node", "whether a container uses more memory of a device than its allocation; there while " +
+			"use is measured, [usage.md](../usage.md#overuse)"},
 	}},
 	{"Resources", []name{
 		{"enflame.com/gcu-memory", "Pod, Node", "users; kubelet", "units of memory of an Enflame card"},

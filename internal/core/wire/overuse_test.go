@@ -14,8 +14,8 @@ import (
 
 func overusing(uid, container string) Overuse {
 	return Overuse{
-		Pod: accel.PodRef{UID: uid, Namespace: "team", Name: "p"}, Container: container, Resource: "enflame.com/gcu-memory", Device: "GCU-1",
-		AllocatedBytes: 1 << 30, UsedBytes: 3 << 30, Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Pod: accel.PodRef{UID: uid, Namespace: "team", Name: "p"}, Container: container, Resource: "enflame.com/gcu-memory",
+		Device: "GCU-1", AllocatedBytes: 1 << 30, UsedBytes: 3 << 30, Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 	}
 }
 

@@ -62,7 +62,8 @@ func (u *uninstaller) cleanNodes(ctx context.Context) {
 			keys = append(keys, key+"-")
 		}
 		u.out.remain("annotations, labels, conditions and device counts on nodes ("+left+")",
-			"kubectl annotate nodes --all "+strings.Join(keys, " ")+", and for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-")
+			"kubectl annotate nodes --all "+strings.Join(keys, " ")+
+				", and for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-")
 	}
 	u.out.say("removed Divvy's annotations and labels from %d nodes", cleaned)
 }

@@ -146,8 +146,8 @@ var (
 	})
 	MemoryOveruseNotEvicted = define(Kind{
 		"MemoryOveruseNotEvicted", corev1.EventTypeWarning, "Pod", Extend,
-		"The pod would be evicted because of memory overuse, but is not. The message gives the reason: a PodDisruptionBudget or several, the " +
-			"limit of evictions per node and hour, an exempt namespace, a static pod or a critical priority. See " +
+		"The pod would be evicted because of memory overuse, but is not. The message gives the reason: a PodDisruptionBudget or several, " +
+			"the limit of evictions per node and hour, an exempt namespace, a static pod or a critical priority. See " +
 			"[usage.md](../usage.md#eviction).",
 	})
 )
