@@ -98,6 +98,8 @@ func New(allowance map[string]uint64) *Watch {
 
 // Changes is what a pass has shown. All lists are in ascending order of device and names.
 type Changes struct {
+	// Ended are those of containers that are within their allocation again, or that have
+	// ended and use nothing.
 	Began, Ended []Episode
 	// Current are the episodes that go on, those that began among them.
 	Current []Episode
@@ -150,6 +152,7 @@ func (w *Watch) Look(p Pass) Changes {
 		case seen[k] && s.began:
 			changes.Current = append(changes.Current, s.episode)
 		case !seen[k] && s.began:
+			s.episode.Container.UsedBytes, s.episode.Container.Processes = new(uint64), 0
 			changes.Ended = append(changes.Ended, s.episode)
 		}
 	}

@@ -68,7 +68,7 @@ func play(w *Watch, start time.Time, age time.Duration, passes ...wire.DeviceUsa
 			text = append(text, "+"+e.Container.Container)
 		}
 		for _, e := range changes.Ended {
-			text = append(text, "-"+e.Container.Container)
+			text = append(text, fmt.Sprint("-", e.Container.Container, " ", *e.Container.UsedBytes/mib))
 		}
 		for _, e := range changes.Current {
 			since := "?"
@@ -125,14 +125,14 @@ func TestLook(t *testing.T) {
 			[][]wire.DeviceUsage{times(3, over), times(4, device(row("main", 3, 6<<10)))},
 			[]string{"", "", "", "", "", "", "+main main 45"}},
 		"an episode ends": {[][]wire.DeviceUsage{times(4, over), {device(row("main", 4, 4<<10))}, times(1, over)},
-			[]string{"", "", "", "+main main 45", "-main", ""}},
+			[]string{"", "", "", "+main main 45", "-main 4096", ""}},
 		"an episode goes on within the tolerance": {[][]wire.DeviceUsage{times(4, over), {device(row("main", 4, 4<<10+1))}},
 			[]string{"", "", "", "+main main 45", "main 60"}},
 		"an episode that a failed call interrupts": {
 			[][]wire.DeviceUsage{times(4, over), {with(over, func(d *wire.DeviceUsage) { d.Problem = "lost" })}, times(2, over)},
 			[]string{"", "", "", "+main main 45", "main ?", "main 0", "main 15"}},
 		"an episode whose container ends": {[][]wire.DeviceUsage{times(4, over), {device()}},
-			[]string{"", "", "", "+main main 45", "-main"}},
+			[]string{"", "", "", "+main main 45", "-main 0"}},
 		"a whole device": {[][]wire.DeviceUsage{times(4, device(whole(9<<10)))}, quiet},
 		"each container by itself": {[][]wire.DeviceUsage{times(4, device(row("main", 4, 6<<10), row("side", 4, 10)))},
 			began},
