@@ -240,7 +240,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"schedconf.proxy.port":                  `32700`,
 		"schedconf.proxy.resources":             `{"limits":{"cpu":"7"}}`,
 		"extender.allowBindFrom":                `["10.0.0.0/8"]`,
-		"extender.eviction.grace":               `"9m"`,
+		"extender.eviction.gracePeriod":         `"9m"`,
 		"extender.eviction.exemptNamespaces":    `["a"]`,
 		"extender.logLevel":                     `"debug"`,
 		"extender.runAsUser":                    `7`,
@@ -293,9 +293,10 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
 		"metrics.dashboard.":      {"--set", "metrics.dashboard.enabled=true"},
 		"node.usage.":             {"--set", "node.usage.enabled=true"},
-		"extender.eviction.":      {"--set", "node.usage.enabled=true,extender.eviction.enabled=true"},
-		"networkPolicy.":          {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
-		"extender.eviction.enabled": {"--set", "node.usage.enabled=true"},
+		"extender.eviction.": {"--set",
+			"node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true"},
+		"networkPolicy.": {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
+		"extender.eviction.enabled": {"--set", "node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0"},
 		"extender.leaderElection":   {"--set", "extender.replicas=1"}}
 	plain := map[string]string{}
 	var walk func(path string, value any)

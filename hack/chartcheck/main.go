@@ -101,8 +101,9 @@ var good = []struct {
 	},
 	{
 		name: "eviction",
-		set:  []string{"--set", "node.usage.enabled=true,extender.eviction.enabled=true,extender.eviction.exemptNamespaces={a,b}"},
-		want: []string{"- --evict-memory-overuse\n", "--eviction-grace=2m\n", "--eviction-max-per-hour=3\n",
+		set: []string{"--set", "node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true," +
+			"extender.eviction.exemptNamespaces={a,b}"},
+		want: []string{"- --evict-memory-overuse\n", "--eviction-grace-period=2m\n", "--eviction-max-per-hour=3\n",
 			"--eviction-exempt-namespaces=a,b\n", "resources: [pods/eviction]", "name: divvy-extender-eviction",
 			"request.namespace in ['divvy-system', 'a', 'b']"},
 	},
@@ -257,7 +258,9 @@ var bad = []struct {
 	{"rare passes", []string{"--set", "node.configs.a.usage.interval=11m"}, "usage"},
 	{"eviction of what is not measured", []string{"--set", "extender.eviction.enabled=true"},
 		"extender.eviction.enabled: no node measures use, so no pod would be evicted; set node.usage.enabled=true"},
-	{"a hasty eviction", []string{"--set", "extender.eviction.grace=29s"}, "eviction/grace"},
+	{"eviction without a context allowance", []string{"--set", "node.usage.enabled=true,extender.eviction.enabled=true"},
+		"set node.usage.overuse.contextAllowanceMiB"},
+	{"a hasty eviction", []string{"--set", "extender.eviction.gracePeriod=29s"}, "eviction/gracePeriod"},
 	{"eviction without a limit", []string{"--set", "extender.eviction.maxPerNodeAndHour=0"}, "eviction/maxPerNodeAndHour"},
 	{"an exempt namespace that cannot be", []string{"--set", "extender.eviction.exemptNamespaces={Kube_System}"},
 		"eviction/exemptNamespaces"},

@@ -110,7 +110,7 @@ func TestMemoryOveruse(t *testing.T) {
 		must(t, errors.Join(reconfigure(ctx, mixed), lab.Divvy.Wait(ctx, settingTimeout)))
 	})
 	must(t, reconfigure(ctx, mixed, "--set", "node.usage.enabled=true,node.usage.interval=5s,"+
-		"node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true,extender.eviction.grace=30s"))
+		"node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true,extender.eviction.gracePeriod=30s"))
 	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	budgets := lab.Client.PolicyV1().PodDisruptionBudgets(namespace)
 	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "greedy"}, Spec: policyv1.PodDisruptionBudgetSpec{

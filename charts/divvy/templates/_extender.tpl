@@ -71,8 +71,11 @@ args:
 {{- if not (include "divvy.node.measures" $) }}
 {{- fail "extender.eviction.enabled: no node measures use, so no pod would be evicted; set node.usage.enabled=true, or usage.enabled in a configuration of node.configs" }}
 {{- end }}
+{{- if and $.Values.node.usage.enabled (not $.Values.node.usage.overuse.contextAllowanceMiB) }}
+{{- fail "extender.eviction.enabled: no pod would be evicted without a context allowance; set node.usage.overuse.contextAllowanceMiB, such as {nvidia: 512}" }}
+{{- end }}
 - --evict-memory-overuse
-- --eviction-grace={{ .grace }}
+- --eviction-grace-period={{ .gracePeriod }}
 - --eviction-max-per-hour={{ int64 .maxPerNodeAndHour }}
 - --eviction-exempt-namespaces={{ join "," .exemptNamespaces }}
 {{- end }}

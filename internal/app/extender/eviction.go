@@ -36,7 +36,7 @@ type Eviction struct {
 func (e *Eviction) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&e.Enabled, "evict-memory-overuse", e.Enabled,
 		"evict pods that use more memory of a device than their allocation; requires nodes that measure use")
-	fs.DurationVar(&e.Grace, "eviction-grace", e.Grace,
+	fs.DurationVar(&e.Grace, "eviction-grace-period", e.Grace,
 		"how long a pod may use more memory than its allocation without interruption before it is evicted")
 	fs.IntVar(&e.MaxPerHour, "eviction-max-per-hour", e.MaxPerHour, "how many pods of a node are evicted in an hour")
 	fs.StringSliceVar(&e.Exempt, "eviction-exempt-namespaces", e.Exempt,
@@ -45,7 +45,7 @@ func (e *Eviction) addFlags(fs *pflag.FlagSet) {
 
 func (e Eviction) validate(m *mistakes) {
 	if e.Grace < minGrace || e.Grace > maxGrace {
-		m.add("eviction-grace", fmt.Errorf("%s: must be from %s to %s", e.Grace, minGrace, maxGrace))
+		m.add("eviction-grace-period", fmt.Errorf("%s: must be from %s to %s", e.Grace, minGrace, maxGrace))
 	}
 	if e.MaxPerHour < 1 || e.MaxPerHour > maxEvictions {
 		m.add("eviction-max-per-hour", fmt.Errorf("%d: must be from 1 to %d", e.MaxPerHour, maxEvictions))

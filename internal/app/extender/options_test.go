@@ -65,7 +65,7 @@ func TestValidate(t *testing.T) {
 		`--leader-elect-namespace: is required if POD_NAMESPACE is not set`,
 		`--leader-elect: POD_NAME must be set to the name of this pod`,
 		`--leader-elect-duration: 0s: must be whole seconds, from 1s to 1m0s`,
-		`--eviction-grace: 1s: must be from 30s to 24h0m0s`,
+		`--eviction-grace-period: 1s: must be from 30s to 24h0m0s`,
 		`--eviction-max-per-hour: 61: must be from 1 to 60`,
 		`--eviction-exempt-namespaces: "Kube/System": a lowercase RFC 1123 label`,
 	}
@@ -127,7 +127,7 @@ func TestEvictionOptions(t *testing.T) {
 	o = DefaultOptions()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	o.AddFlags(fs)
-	if err := fs.Parse([]string{"--evict-memory-overuse", "--eviction-grace=5m", "--eviction-max-per-hour=1",
+	if err := fs.Parse([]string{"--evict-memory-overuse", "--eviction-grace-period=5m", "--eviction-max-per-hour=1",
 		"--eviction-exempt-namespaces=a,b"}); err != nil {
 		t.Fatal(err)
 	}

@@ -104,10 +104,10 @@ func TestWithheld(t *testing.T) {
 				w.t.Errorf("for 10 units: victims %q, want x", got)
 			}
 			if got := w.victims(of("p", 100, 11), "n1", "x"); got != "" {
-				w.t.Errorf("for 11 units: victims %q, but they make no room", got)
+				w.t.Errorf("for 11 units: victims %q, but they free too little", got)
 			}
 		},
-		"the device whose victims make the room": func(w *world) {
+		"the device whose victims free enough": func(w *world) {
 			w.node("n1", withholding(cards(16, 16), 6))
 			w.placed("n1", "x:16@a", "y:16@b!50")
 			if got := w.victims(of("p", 100, 12), "n1", "x"); got != "y +1" {
@@ -142,11 +142,11 @@ func TestWithheld(t *testing.T) {
 				w.t.Errorf("grant %+v, %v", g, err)
 			}
 		},
-		"a pod that ends makes room for what is not withheld": func(w *world) {
+		"a pod that ends frees what is not withheld": func(w *world) {
 			w.node("n1", withholding(cards(16), 6))
 			w.placed("n1", "x:8@a~")
 			if !w.MakesRoom(of("p", 100, 10), "n1") || w.MakesRoom(of("p", 100, 11), "n1") {
-				w.t.Error("there is room for 10 units once it has ended, and for no more")
+				w.t.Error("10 units fit once it has ended, and no more")
 			}
 		},
 		"an expected pod goes elsewhere, one that is being bound does not": func(w *world) {

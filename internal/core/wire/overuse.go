@@ -23,18 +23,18 @@ const OveruseCondition = "DivvyMemoryOveruse"
 const OveruseVersion = 1
 
 // MaxOveruse is how many are listed.
-const MaxOveruse = 256
+const MaxOveruse = 128
 
 // maxOveruseBytes is enough for MaxOveruse pods with the longest names.
 const maxOveruseBytes = 192 << 10
 
-// OveruseRefresh is how often a node writes its list anew while it is not empty, so that
-// a reader can tell a list that holds from one that a daemon left behind.
+// OveruseRefresh is how often a node writes its list again while it is not empty and passes
+// confirm it, so that a reader can distinguish it from one that a daemon left behind.
 const OveruseRefresh = time.Minute
 
 // OveruseList is what a node lists.
 type OveruseList struct {
-	// Time is when it was written, in whole seconds.
+	// Time is that of the pass of measured use that it is from, in whole seconds.
 	Time time.Time
 	Pods []Overuse
 }

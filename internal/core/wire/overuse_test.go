@@ -72,7 +72,7 @@ func TestBadOveruse(t *testing.T) {
 		"within the allocation": {
 			`{"v":1,"pods":[{"uid":"u","namespace":"n","name":"p","resource":"r","device":"d","allocatedBytes":2,"usedBytes":2}]}`,
 			"which is no overuse"},
-		"too many": {`{"v":1,"pods":[` + strings.Repeat("{},", MaxOveruse) + "{}]}", "at most 256"},
+		"too many": {`{"v":1,"pods":[` + strings.Repeat("{},", MaxOveruse) + "{}]}", "at most 128"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := DecodeOveruse(tt.value)

@@ -26,9 +26,9 @@ type DeviceUsage struct {
 	// MemoryBytes is the memory of the device, UsedBytes what is in use of it.
 	MemoryBytes uint64 `json:"memoryBytes"`
 	UsedBytes   uint64 `json:"usedBytes"`
-	// LeastProcessBytes is the least memory that any container's process uses that started at
-	// least a minute ago: the context that each process has is not larger. It is nil if there
-	// is no such process.
+	// LeastProcessBytes is the least memory that a process of a container uses that started at
+	// least a minute ago, in a pod that holds something of the device: the context that each
+	// process has is not larger. It is nil if there is no such process.
 	LeastProcessBytes *uint64 `json:"leastProcessBytes,omitempty"`
 	// Containers hold something of the device, in ascending order of their names.
 	Containers []ContainerUsage `json:"containers,omitempty"`

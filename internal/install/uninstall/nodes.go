@@ -61,9 +61,11 @@ func (u *uninstaller) cleanNodes(ctx context.Context) {
 		for _, key := range wire.NodeAnnotations() {
 			keys = append(keys, key+"-")
 		}
+		conditions := `{"status":{"conditions":[{"type":"` + wire.OveruseCondition + `","$patch":"delete"}]}}`
 		u.out.remain("annotations, labels, conditions and device counts on nodes ("+left+")",
 			"kubectl annotate nodes --all "+strings.Join(keys, " ")+
-				", and for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-")
+				", for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-"+
+				", and for each node, kubectl patch node NODE --subresource=status --type=strategic -p '"+conditions+"'")
 	}
 	u.out.say("removed Divvy's annotations and labels from %d nodes", cleaned)
 }

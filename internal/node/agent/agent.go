@@ -189,7 +189,8 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		a.events = events.NewRecorder(ctx, o.Client, events.Node, o.Node)
 		m.register(a.events)
 	}
-	a.overuse = &overuseDesk{enabled: o.Config.Usage.Enabled}
+	a.overuse = &overuseDesk{enabled: o.Config.Usage.Enabled,
+		withholds: o.Config.Usage.Enabled && o.Config.Usage.Overuse.Withhold}
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
 	a.pods = newNodePods(o.Client, o.Node, a.signals.wake.raise)
 	a.pods.objects.gone = a.endings.gone

@@ -118,17 +118,16 @@ func (a *Agent) publish(ctx context.Context) error {
 			c.named[r.count] = true
 		}
 		status := p.status()
+		before, published := a.publisher.before(r.name)
 		if !status.Known {
 			failed = append(failed, fmt.Errorf("%s: the inventory is not known yet", r.name))
-			if before, ok := a.publisher.before(r.name); ok {
+			if published {
 				inventory = append(inventory, before)
 			}
 			continue
 		}
 		one := see(p, (*alloc.Engine).Inventory)
-		if a.o.Config.Usage.Overuse.Withhold {
-			a.overuse.withhold(&one, time.Now())
-		}
+		a.overuse.withhold(&one, before)
 		if r.configured || len(one.Shares) > 0 {
 			inventory = append(inventory, one)
 		}

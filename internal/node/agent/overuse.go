@@ -23,60 +23,81 @@ import (
 
 // Reasons of the node's condition.
 const (
-	reasonOver   = "ContainersOverAllocation"
-	reasonWithin = "ContainersWithinAllocation"
+	reasonOver       = "ContainersOverAllocation"
+	reasonWithin     = "ContainersWithinAllocation"
+	reasonUnmeasured = "UseNotMeasured"
 )
 
-// overuseDesk has the episodes of overuse that the last pass has shown, for the loop, which
-// publishes them. It is safe for concurrent use.
+// overuseDesk has what the last pass has shown of overuse, for the loop, which publishes it.
+// It is safe for concurrent use.
 type overuseDesk struct {
 	// enabled is true if use is measured.
 	enabled bool
+	// withholds is true if excess is taken from the free units of devices.
+	withholds bool
 
 	mu sync.Mutex
-	// measured is true after the first pass. All is guarded by mu.
-	measured bool
-	current  []overuse.Episode
-	// until is when the last pass does not count any more, without another.
-	until time.Time
+	// last is the last pass; guarded by mu.
+	last lastPass
 }
 
-// set takes in a pass, which counts until a time.
-func (d *overuseDesk) set(current []overuse.Episode, until time.Time) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.measured, d.current, d.until = true, current, until
+// lastPass is what the last pass has shown. The zero value is that of none.
+type lastPass struct {
+	// at is when it was made, and until when it does not count any more, without another.
+	at, until time.Time
+	current   []overuse.Episode
+	// conclusive is true if it proves something.
+	conclusive bool
+	// settled is true if there were enough passes to find what an earlier run has found.
+	settled bool
 }
 
-// end says that there are no more passes.
-func (d *overuseDesk) end() {
+func (d *overuseDesk) set(p lastPass) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.measured, d.current, d.until = false, nil, time.Time{}
+	d.last = p
 }
 
-// get returns the episodes, and whether there was a pass. proven are those that the last pass
-// has shown, none if that was too long ago.
-func (d *overuseDesk) get(now time.Time) (measured bool, current, proven []overuse.Episode) {
+func (d *overuseDesk) get() lastPass {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if now.Before(d.until) {
-		proven = slices.DeleteFunc(slices.Clone(d.current), func(e overuse.Episode) bool { return e.Since.IsZero() })
+	return d.last
+}
+
+// proven are the episodes that the pass has shown and from which more than reports may follow.
+func (p lastPass) proven(now time.Time) (out []overuse.Episode) {
+	if now.Before(p.until) {
+		for _, e := range p.current {
+			if e.Assured && !e.Since.IsZero() {
+				out = append(out, e)
+			}
+		}
 	}
-	return d.measured, d.current, proven
+	return out
 }
 
 // withhold takes what containers use beyond their allocations from the units of an inventory
-// that others may have.
-func (d *overuseDesk) withhold(in *accel.Inventory, now time.Time) {
+// that new pods may have. before is the one that is published, with which a daemon goes on
+// that has just started.
+func (d *overuseDesk) withhold(in *accel.Inventory, before accel.Inventory) {
 	unit, err := sharing.ParseMemoryUnit(in.Unit)
-	if err != nil {
-		return // not counted in memory
+	if err != nil || !d.withholds {
+		return // the resource is not counted in memory
 	}
-	_, current, _ := d.get(now)
+	last := d.get()
+	if !last.settled {
+		in.Shares = slices.Clone(in.Shares)
+		for i := range in.Shares {
+			s := &in.Shares[i]
+			if j := slices.IndexFunc(before.Shares, func(b accel.Share) bool { return b.ID == s.ID }); j >= 0 && before.Unit == in.Unit {
+				s.Withheld = min(before.Shares[j].Withheld, s.Units)
+			}
+		}
+		return
+	}
 	excess := map[accel.DeviceID]uint64{}
-	for _, e := range current {
-		if e.Container.Resource == in.Resource {
+	for _, e := range last.current {
+		if e.Container.Resource == in.Resource && e.Assured {
 			excess[e.Device] += e.Peak
 		}
 	}
@@ -94,10 +115,15 @@ func (d *overuseDesk) withhold(in *accel.Inventory, now time.Time) {
 	}
 }
 
-// overuseWatch finds overuse in the passes of measured use, and tells of it.
+// settlingPasses is how many passes find all that an earlier run has found.
+const settlingPasses = 5
+
+// overuseWatch finds overuse in the passes of measured use, and reports it.
 type overuseWatch struct {
 	watch *overuse.Watch
 	desk  *overuseDesk
+	// passes is how many there were.
+	passes int
 	// lasts is how long a pass counts without another.
 	lasts   time.Duration
 	changed func()
@@ -137,7 +163,9 @@ func (o *overuseWatch) look(devices []wire.DeviceUsage, models map[accel.DeviceI
 	for i := range current {
 		current[i].Container.PodUID = string(podOf(current[i].Container, pods).UID)
 	}
-	o.desk.set(current, now.Add(o.lasts))
+	o.passes++
+	o.desk.set(lastPass{at: now, until: now.Add(o.lasts), current: current, conclusive: changes.Conclusive,
+		settled: o.passes >= settlingPasses})
 	if len(changes.Began)+len(changes.Ended) > 0 {
 		o.changed()
 	}
@@ -190,9 +218,9 @@ func (d *overuseDesk) publish(ctx context.Context, p *publisher, now time.Time) 
 	if err != nil {
 		return err
 	}
-	measured, current, proven := d.get(now)
+	last := d.get()
 	before := node.Annotations[wire.OveruseAnnotation]
-	value, err := wire.EncodeOveruse(listOf(ctx, before, proven, now))
+	value, err := wire.EncodeOveruse(listOf(ctx, before, last.proven(now), last.at))
 	if err != nil {
 		return err
 	}
@@ -201,12 +229,12 @@ func (d *overuseDesk) publish(ctx context.Context, p *publisher, now time.Time) 
 			return fmt.Errorf("write which pods use more than their allocation: %w", err)
 		}
 	}
-	if d.enabled && !measured {
+	if d.enabled && last.at.IsZero() {
 		return nil // the condition is as an earlier run left it
 	}
 	var condition *corev1.NodeCondition
 	if d.enabled {
-		condition = conditionOf(current)
+		condition = conditionOf(last, now)
 	}
 	if patch := conditionPatch(condition, findCondition(node.Status.Conditions), now); patch != nil {
 		if err := p.patch(ctx, "status", map[string]any{"status": map[string]any{"conditions": []any{patch}}}); err != nil {
@@ -216,10 +244,11 @@ func (d *overuseDesk) publish(ctx context.Context, p *publisher, now time.Time) 
 	return nil
 }
 
-// listOf returns the list of episodes, with the numbers and the time of what is shown while
-// that is not old and says the same otherwise: numbers change in each pass.
-func listOf(ctx context.Context, before string, proven []overuse.Episode, now time.Time) wire.OveruseList {
-	list := wire.OveruseList{Time: now}
+// listOf returns the list of a pass, or the one that is shown while that is not old and says
+// the same but for the amounts, which change in each pass. Without another pass there is no
+// other list: the reader takes a new one for a proof.
+func listOf(ctx context.Context, before string, proven []overuse.Episode, at time.Time) wire.OveruseList {
+	list := wire.OveruseList{Time: at.UTC().Truncate(time.Second)}
 	for _, e := range proven[:min(len(proven), wire.MaxOveruse)] {
 		c := e.Container
 		list.Pods = append(list.Pods, wire.Overuse{
@@ -239,17 +268,23 @@ func listOf(ctx context.Context, before string, proven []overuse.Episode, now ti
 		a.UsedBytes, b.UsedBytes = 0, 0
 		return a == b
 	})
-	if age := now.Sub(shown.Time); same && age >= 0 && age < wire.OveruseRefresh {
+	if age := list.Time.Sub(shown.Time); same && age >= 0 && age < wire.OveruseRefresh {
 		return shown
 	}
 	return list
 }
 
 // conditionOf returns the condition without its times.
-func conditionOf(current []overuse.Episode) *corev1.NodeCondition {
+func conditionOf(last lastPass, now time.Time) *corev1.NodeCondition {
 	c := &corev1.NodeCondition{Type: wire.OveruseCondition, Status: corev1.ConditionFalse, Reason: reasonWithin,
 		Message: "no container uses more memory of a device than its allocation"}
-	if len(current) == 0 {
+	current := last.current
+	switch {
+	case !now.Before(last.until), len(current) == 0 && !last.conclusive:
+		c.Status, c.Reason = corev1.ConditionUnknown, reasonUnmeasured
+		c.Message = "the use of devices cannot be measured; the log of divvy-node has the reason"
+		return c
+	case len(current) == 0:
 		return c
 	}
 	const shown = 8

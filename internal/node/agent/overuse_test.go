@@ -31,9 +31,9 @@ func TestOveruseFound(t *testing.T) {
 	m.admits(m.grantTo(pod, "a", 1))
 	running(pod, "id-1")
 	pod.Status.ContainerStatuses[0].State.Running = &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(time.Unix(0, 0))}
-	var told []string
+	var reported []string
 	m.usageWatch.overuse.event = func(pod *corev1.Pod, k events.Kind, message string) {
-		told = append(told, fmt.Sprintf("%s %s: %s", pod.Name, k.Reason, message))
+		reported = append(reported, fmt.Sprintf("%s %s: %s", pod.Name, k.Reason, message))
 	}
 	pass := func(used uint64) {
 		t.Helper()
@@ -53,19 +53,20 @@ func TestOveruseFound(t *testing.T) {
 	for range 3 {
 		pass(6)
 	}
-	if len(told) > 0 || series() > 0 {
-		t.Fatalf("after three passes: %q", told)
+	if len(reported) > 0 || series() > 0 {
+		t.Fatalf("after three passes: %q", reported)
 	}
 	pass(6)
-	_, _, proven := m.usageWatch.overuse.desk.get(m.clock)
-	if len(proven) != 1 || proven[0].Container.PodUID != "uid-p" || proven[0].Excess() != 2*gb || proven[0].Device != "a" {
+	last := m.usageWatch.overuse.desk.get()
+	proven := last.proven(m.clock)
+	if len(proven) != 1 || proven[0].Container.PodUID != "uid-p" || *proven[0].Container.UsedBytes != 6*gb || proven[0].Device != "a" {
 		t.Errorf("episodes: %+v", proven)
 	}
 	if series() != 1 {
 		t.Error("there is no series")
 	}
 	// Passes that come no more prove nothing.
-	if _, _, proven := m.usageWatch.overuse.desk.get(m.clock.Add(time.Hour)); len(proven) > 0 {
+	if proven := last.proven(m.clock.Add(time.Hour)); len(proven) > 0 {
 		t.Errorf("an hour later: %+v", proven)
 	}
 	pass(4)
@@ -73,11 +74,11 @@ func TestOveruseFound(t *testing.T) {
 	want := []string{
 		"p DeviceMemoryOverused: container c0 uses 6144 MiB" + device, "p DeviceMemoryOveruseEnded: container c0 uses 4096 MiB" + device,
 	}
-	if diff := cmp.Diff(want, told); diff != "" {
+	if diff := cmp.Diff(want, reported); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
-	if _, current, _ := m.usageWatch.overuse.desk.get(m.clock); len(current) > 0 || series() > 0 {
-		t.Errorf("after its end: %+v", current)
+	if last := m.usageWatch.overuse.desk.get(); len(last.current) > 0 || series() > 0 {
+		t.Errorf("after its end: %+v", last.current)
 	}
 }
 
@@ -98,7 +99,7 @@ divvy_node_namespace_overuse{device="a",index="0",namespace="ns",resource="enfla
 // episode is that of a container which uses as many GB of its 4.
 func episode(pod string, used uint64) overuse.Episode {
 	return overuse.Episode{
-		Vendor: "enflame", Device: "a", Since: time.Unix(900, 0), Peak: (used - 4) * gb,
+		Vendor: "enflame", Device: "a", Since: time.Unix(900, 0), Peak: (used - 4) * gb, Assured: true,
 		Container: wire.ContainerUsage{Namespace: "ns", Pod: pod, PodUID: "uid-" + pod, Container: "c0", Resource: gcuMemory,
 			AllocatedBytes: new(4 * gb), UsedBytes: new(used * gb)},
 	}
@@ -144,8 +145,14 @@ func TestOverusePublished(t *testing.T) {
 	}
 	unproven := episode("p", 6)
 	unproven.Since = time.Time{}
-	set := func(episodes ...overuse.Episode) func() { return func() { on.set(episodes, now.Add(45*time.Second)) } }
-	const over, within = "True ContainersOverAllocation", "False ContainersWithinAllocation"
+	measured := episode("p", 6)
+	measured.Assured = false
+	set := func(episodes ...overuse.Episode) func() {
+		return func() {
+			on.set(lastPass{at: now, until: now.Add(90 * time.Second), current: episodes, conclusive: true})
+		}
+	}
+	const over, within, unknown = "True ContainersOverAllocation", "False ContainersWithinAllocation", "Unknown UseNotMeasured"
 	for _, step := range []struct {
 		what      string
 		desk      *overuseDesk
@@ -163,8 +170,11 @@ func TestOverusePublished(t *testing.T) {
 		{"a minute later", on, func() { now = now.Add(wire.OveruseRefresh); set(episode("p", 7))() }, 1, []string{"uid-p c0 a 7"},
 			over},
 		{"two pods", on, set(episode("p", 7), episode("o", 6)), 2, []string{"uid-o c0 a 6", "uid-p c0 a 7"}, over},
-		{"passes have stopped", on, func() { now = now.Add(45 * time.Second) }, 1, nil, over},
-		{"a pass that proves nothing", on, set(unproven), 1, nil, over},
+		{"a minute without a pass", on, func() { now = now.Add(wire.OveruseRefresh) }, 0, []string{"uid-o c0 a 6", "uid-p c0 a 7"}, over},
+		{"passes have stopped", on, func() { now = now.Add(wire.OveruseRefresh) }, 2, nil, unknown},
+		{"a pass that measures nothing", on, func() { on.set(lastPass{at: now, until: now.Add(time.Minute)}) }, 0, nil, unknown},
+		{"an allowance that is not configured", on, set(measured), 1, nil, over},
+		{"a pass that proves nothing", on, set(unproven), 0, nil, over},
 		{"many", on, set(long...), 2, []string{"uid-p0 c0 a 6", "uid-p1 c0 a 6", "uid-p2 c0 a 6", "uid-p3 c0 a 6", "uid-p4 c0 a 6",
 			"uid-p5 c0 a 6", "uid-p6 c0 a 6", "uid-p7 c0 a 6", "uid-p8 c0 a 6", "uid-p9 c0 a 6"}, over},
 		{"another daemon that measures", &overuseDesk{enabled: true}, nil, 1, nil, over},
@@ -223,15 +233,56 @@ func TestOveruseCondition(t *testing.T) {
 		many = append(many, episode(fmt.Sprint("p", i), 6))
 	}
 	many[1].Container.Container = ""
+	now := time.Unix(9, 0)
 	const first = "more memory in use than allocated: ns/p0/c0 on enflame device 0, ns/p1 on enflame device 0, "
-	if got := conditionOf(many).Message; !strings.HasPrefix(got, first) || !strings.HasSuffix(got, ", 1 more") {
+	last := lastPass{current: many, until: now.Add(1)}
+	if got := conditionOf(last, now).Message; !strings.HasPrefix(got, first) || !strings.HasSuffix(got, ", 1 more") {
 		t.Errorf("message: %s", got)
 	}
 	before := metav1.NewTime(time.Unix(5, 0))
 	shown := &corev1.NodeCondition{Status: corev1.ConditionTrue, LastTransitionTime: before}
-	next, ok := conditionPatch(conditionOf(many), shown, time.Unix(9, 0)).(corev1.NodeCondition)
+	next, ok := conditionPatch(conditionOf(last, now), shown, now).(corev1.NodeCondition)
 	if !ok || next.LastTransitionTime != before || next.LastHeartbeatTime.Unix() != 9 {
 		t.Errorf("another message is a transition: %+v", next)
+	}
+}
+
+func withheldOf(in accel.Inventory) (out []accel.Units) {
+	for _, s := range in.Shares {
+		out = append(out, s.Withheld)
+	}
+	return out
+}
+
+// TestWithholdAfterAStart: what is published stays until a daemon that has just started can
+// know.
+func TestWithholdAfterAStart(t *testing.T) {
+	inventory := func(unit string, withheld ...accel.Units) accel.Inventory {
+		in := accel.Inventory{Resource: gcuMemory, Unit: unit}
+		for i, n := range withheld {
+			in.Shares = append(in.Shares, accel.Share{Device: accel.Device{ID: accel.DeviceID(fmt.Sprint("d", i))}, Units: 8, Withheld: n})
+		}
+		return in
+	}
+	for name, tt := range map[string]struct {
+		desk      *overuseDesk
+		published accel.Inventory
+		want      []accel.Units
+	}{
+		"it stays":              {&overuseDesk{withholds: true}, inventory("1", 3), []accel.Units{3, 0}},
+		"of a larger device":    {&overuseDesk{withholds: true}, inventory("1", 30), []accel.Units{8, 0}},
+		"of another unit":       {&overuseDesk{withholds: true}, inventory("0.1", 3), []accel.Units{0, 0}},
+		"nothing was published": {&overuseDesk{withholds: true}, accel.Inventory{}, []accel.Units{0, 0}},
+		"it does not withhold":  {&overuseDesk{}, inventory("1", 3), []accel.Units{0, 0}},
+		"it knows":              {&overuseDesk{withholds: true, last: lastPass{settled: true}}, inventory("1", 3), []accel.Units{0, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := inventory("1", 0, 0)
+			tt.desk.withhold(&in, tt.published)
+			if diff := cmp.Diff(tt.want, withheldOf(in)); diff != "" {
+				t.Errorf("withheld (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 
@@ -242,27 +293,31 @@ func TestWithhold(t *testing.T) {
 	}
 	unproven := episode("q", 5)
 	unproven.Since, unproven.Peak = time.Time{}, 1
+	measured := episode("p", 6)
+	measured.Assured = false
 	for name, tt := range map[string]struct {
 		inventory accel.Inventory
 		episodes  []overuse.Episode
 		want      []accel.Units
 	}{
-		"nothing is over":           {inventory(gcuMemory, "1", 16), nil, []accel.Units{0, 0}},
-		"the excess":                {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{2, 0}},
-		"parts of units":            {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6), unproven}, []accel.Units{3, 0}},
-		"smaller units":             {inventory(gcuMemory, "0.1", 160), []overuse.Episode{episode("p", 6)}, []accel.Units{20, 0}},
-		"no more than there are":    {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 30)}, []accel.Units{16, 0}},
-		"another resource":          {inventory("other/memory", "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},
-		"one not counted in memory": {inventory(gcuMemory, "", 1), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},
+		"nothing is over":                     {inventory(gcuMemory, "1", 16), nil, []accel.Units{0, 0}},
+		"the excess":                          {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{2, 0}},
+		"parts of units":                      {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6), unproven}, []accel.Units{3, 0}},
+		"smaller units":                       {inventory(gcuMemory, "0.1", 160), []overuse.Episode{episode("p", 6)}, []accel.Units{20, 0}},
+		"no more than there are":              {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 30)}, []accel.Units{16, 0}},
+		"an allowance that is not configured": {inventory(gcuMemory, "1", 16), []overuse.Episode{measured}, []accel.Units{0, 0}},
+		"another resource":                    {inventory("other/memory", "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},
+		"one not counted in memory":           {inventory(gcuMemory, "", 1), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &overuseDesk{}
-			d.set(tt.episodes, time.Unix(1000, 0))
-			before := tt.inventory.Shares
-			d.withhold(&tt.inventory, time.Unix(1000, 0))
-			got := []accel.Units{tt.inventory.Shares[0].Withheld, tt.inventory.Shares[1].Withheld}
-			if diff := cmp.Diff(tt.want, got); diff != "" || before[0].Withheld != 0 {
-				t.Errorf("withheld (-want +got):\n%s\nthe engine's own: %+v", diff, before[0])
+			d := &overuseDesk{withholds: true}
+			d.set(lastPass{current: tt.episodes, settled: true})
+			engines := tt.inventory.Shares
+			published := inventory(tt.inventory.Resource, tt.inventory.Unit, 16)
+			published.Shares[0].Withheld = 9
+			d.withhold(&tt.inventory, published)
+			if diff := cmp.Diff(tt.want, withheldOf(tt.inventory)); diff != "" || engines[0].Withheld != 0 {
+				t.Errorf("withheld (-want +got):\n%s\nthe engine's own: %+v", diff, engines[0])
 			}
 		})
 	}

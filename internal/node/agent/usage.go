@@ -149,7 +149,7 @@ func (u *usageWatch) run(ctx context.Context) {
 		}()
 	}
 	defer u.metrics.show(wire.UsageReport{}, nil)
-	defer u.overuse.desk.end()
+	defer u.overuse.desk.set(lastPass{})
 	if !u.await(ctx) {
 		return
 	}
@@ -245,7 +245,7 @@ func (u *usageWatch) models() map[accel.DeviceID]string {
 	names, of, _ := u.discoveries.all()
 	for _, vendor := range names {
 		for _, d := range of[vendor].found.Devices {
-			out[d.ID] = d.Model
+			out[d.ID] = d.Model + " " + d.Profile // contexts on partitions may be smaller
 		}
 	}
 	return out

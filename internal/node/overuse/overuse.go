@@ -28,25 +28,26 @@ const (
 	excessDivisor = 20
 )
 
+// maxMeasuredAllowance bounds the allowance that is not configured: contexts have hundreds
+// of MiB. Without it, the smallest process of a model would never be found.
+const maxMeasuredAllowance = 1 << 30
+
 // Episode is the time in which a container uses more memory of a device than its allocation.
 type Episode struct {
 	Vendor string
 	Device accel.DeviceID
 	Index  int
-	// Container is the last pass's row of the container. If only the pod is known of some
-	// process, Container.Container is "" and the amounts are the pod's sums.
+	// Container is the last pass's row of the container. If Container.Container is "", the
+	// amounts are the sums of the pod: only the pod is known of some process.
 	Container wire.ContainerUsage
 	// Since is when the overuse began that no pass has interrupted; the zero time while the
 	// last pass proved nothing.
 	Since time.Time
-	// Peak is the most that the container was over its allocation, in bytes.
+	// Peak is the most that the container was over its allocation in the episode, in bytes.
 	Peak uint64
-}
-
-// Excess is what the container uses beyond its allocation, in bytes.
-func (e Episode) Excess() uint64 {
-	used, allocated := *e.Container.UsedBytes, *e.Container.AllocatedBytes
-	return used - min(used, allocated)
+	// Assured is true if the context allowance is configured. A measured one is good enough
+	// for a report, not for more: processes of other pods have a part in it.
+	Assured bool
 }
 
 // Pass is one pass of measured use.
@@ -54,7 +55,8 @@ type Pass struct {
 	Time time.Time
 	// Devices are all devices with containers, measured in this pass.
 	Devices []wire.DeviceUsage
-	// Model returns the model of a device.
+	// Model returns the model of a device; processes on devices of the same model have
+	// contexts of about the same size.
 	Model func(accel.DeviceID) string
 	// Started returns when the container of a row started to run, false if that is not
 	// known. For a row of a pod, it is the last start of any of its containers.
@@ -82,6 +84,7 @@ type key struct {
 // suspect is what is known of a container.
 type suspect struct {
 	allocated uint64
+	started   time.Time
 	// passes is how many in a row have shown overuse, since the time since.
 	passes  int
 	since   time.Time
@@ -91,7 +94,8 @@ type suspect struct {
 
 // New returns a Watch. allowance is how much memory each process may use for its context,
 // in bytes, by vendor. Of other vendors it is the least memory that any process was seen to
-// use on a device of the same model; no container is over while that is not known.
+// use on a device of the same model, at most 1 GiB; no container is over while that is not
+// known.
 func New(allowance map[string]uint64) *Watch {
 	return &Watch{allowance: allowance, least: map[model]uint64{}, suspects: map[key]*suspect{}}
 }
@@ -103,64 +107,108 @@ type Changes struct {
 	Began, Ended []Episode
 	// Current are the episodes that go on, those that began among them.
 	Current []Episode
+	// Conclusive is true if the pass proves something about a device, or there is none.
+	Conclusive bool
 }
 
 // Look takes in a pass. A container that the pass does not list has ended.
 func (w *Watch) Look(p Pass) Changes {
-	var changes Changes
+	changes := Changes{Conclusive: len(p.Devices) == 0}
 	seen := map[key]bool{}
 	for _, d := range p.Devices {
 		w.learn(d, p.Model(d.Device))
 		if !conclusive(d) {
-			// Its rows may lack processes, so all that was listed before counts as seen.
-			for k, s := range w.suspects {
-				if k.device == d.Device {
-					seen[k] = true
-					s.interrupt()
-				}
-			}
+			w.interrupt(d, seen)
 			continue
 		}
-		rows, parts := judged(d.Containers)
-		for _, row := range parts {
-			k := keyOf(d.Device, row)
-			if s := w.suspects[k]; s != nil {
-				seen[k] = true
-				s.interrupt()
-			}
-		}
-		for _, row := range rows {
-			k := keyOf(d.Device, row)
-			seen[k] = true
-			s := w.suspects[k]
-			if s == nil {
-				s = &suspect{}
-				w.suspects[k] = s
-			}
-			before := s.began
-			w.judge(s, d, row, p)
-			switch {
-			case s.began && !before:
-				changes.Began = append(changes.Began, s.episode)
-			case before && !s.began:
-				changes.Ended = append(changes.Ended, s.episode)
-			}
+		changes.Conclusive = true
+		for _, of := range byPod(d.Containers) {
+			w.lookAtPod(d, of, p, seen, &changes)
 		}
 	}
 	for k, s := range w.suspects {
 		switch {
-		case seen[k] && s.began:
+		case !s.began:
+		case seen[k]:
 			changes.Current = append(changes.Current, s.episode)
-		case !seen[k] && s.began:
+		default:
 			s.episode.Container.UsedBytes, s.episode.Container.Processes = new(uint64), 0
 			changes.Ended = append(changes.Ended, s.episode)
 		}
 	}
-	maps.DeleteFunc(w.suspects, func(k key, _ *suspect) bool { return !seen[k] })
+	maps.DeleteFunc(w.suspects, func(k key, s *suspect) bool { return !seen[k] || k.container == "" && s.passes == 0 && !s.began })
 	for _, list := range [][]Episode{changes.Began, changes.Ended, changes.Current} {
 		slices.SortFunc(list, compare)
 	}
 	return changes
+}
+
+// interrupt takes in a device of which the pass proves nothing. Rows of which only the pod
+// is known are missing if the device could not be measured.
+func (w *Watch) interrupt(d wire.DeviceUsage, seen map[key]bool) {
+	for k, s := range w.suspects {
+		listed := k.device == d.Device && slices.ContainsFunc(d.Containers, func(c wire.ContainerUsage) bool {
+			return k == keyOf(d.Device, c) || k.container == "" && k.namespace == c.Namespace && k.pod == c.Pod && k.uid == c.PodUID
+		})
+		if listed {
+			seen[k] = true
+			s.interrupt()
+		}
+	}
+}
+
+// lookAtPod judges the rows of one pod on a device.
+func (w *Watch) lookAtPod(d wire.DeviceUsage, of []wire.ContainerUsage, p Pass, seen map[key]bool, changes *Changes) {
+	// rest is what the processes use of which only the pod is known, which may be any container's.
+	rest, all, accused := new(uint64), true, false
+	for _, row := range of {
+		if row.Container == "" {
+			rest, all = sum(rest, row.UsedBytes), false
+		}
+	}
+	for _, row := range of {
+		if row.Container != "" && row.AllocatedBytes != nil {
+			accused = w.judge(d, row, rest, p, seen, changes) || accused
+		}
+	}
+	pod := podOf(of)
+	k := keyOf(d.Device, pod)
+	_, suspected := w.suspects[k]
+	switch {
+	case accused:
+		delete(w.suspects, k) // the same memory
+	case pod.AllocatedBytes != nil && (!all || suspected):
+		w.judge(d, pod, new(uint64), p, seen, changes)
+	}
+}
+
+// judge takes in a row of a conclusive pass, and reports whether its container is in an
+// episode. rest is what the container may use besides, nil if that is not known.
+func (w *Watch) judge(d wire.DeviceUsage, row wire.ContainerUsage, rest *uint64, p Pass, seen map[key]bool, changes *Changes) bool {
+	k := keyOf(d.Device, row)
+	seen[k] = true
+	s := w.suspects[k]
+	if s == nil {
+		s = &suspect{}
+		w.suspects[k] = s
+	}
+	before := s.began
+	allowance, assured, known := w.allowed(d.Vendor, p.Model(d.Device))
+	started, running := p.Started(row)
+	if known && row.UsedBytes != nil {
+		limit := *row.AllocatedBytes + allowance*uint64(row.Processes) //nolint:gosec // a count
+		s.look(row, limit, rest, started, running, p.Time)
+	} else {
+		s.interrupt()
+	}
+	s.episode.Vendor, s.episode.Device, s.episode.Index, s.episode.Assured = d.Vendor, d.Device, d.Index, assured
+	switch {
+	case s.began && !before:
+		changes.Began = append(changes.Began, s.episode)
+	case before && !s.began:
+		changes.Ended = append(changes.Ended, s.episode)
+	}
+	return s.began
 }
 
 func keyOf(device accel.DeviceID, row wire.ContainerUsage) key {
@@ -184,14 +232,14 @@ func (w *Watch) learn(d wire.DeviceUsage, name string) {
 	}
 }
 
-// allowed returns what each process of a device may use for its context, false if that is
-// not known.
-func (w *Watch) allowed(vendor, name string) (uint64, bool) {
-	if bytes, configured := w.allowance[vendor]; configured {
-		return bytes, true
+// allowed returns what each process of a device may use for its context, whether that is
+// configured, and whether it is known.
+func (w *Watch) allowed(vendor, name string) (bytes uint64, configured, known bool) {
+	if bytes, configured = w.allowance[vendor]; configured {
+		return bytes, true, true
 	}
-	bytes, known := w.least[model{vendor, name}]
-	return bytes, known
+	bytes, known = w.least[model{vendor, name}]
+	return min(bytes, maxMeasuredAllowance), false, known
 }
 
 // conclusive reports whether the pass proves anything about a device.
@@ -208,30 +256,17 @@ func conclusive(d wire.DeviceUsage) bool {
 	return sum <= d.UsedBytes+d.UsedBytes/excessDivisor
 }
 
-// judged returns the rows to judge: the containers, or instead of those of a pod the pod's
-// sums if only the pod is known of some process; parts are the containers in such sums.
-// Containers whose memory nothing bounds are left out. Rows must be in order of their pods.
-func judged(all []wire.ContainerUsage) (rows, parts []wire.ContainerUsage) {
-	for len(all) > 0 {
+// byPod returns the rows of each pod. Rows must be in order of their pods.
+func byPod(rows []wire.ContainerUsage) (out [][]wire.ContainerUsage) {
+	for len(rows) > 0 {
 		n := 1
-		for n < len(all) && all[n].Namespace == all[0].Namespace && all[n].Pod == all[0].Pod && all[n].PodUID == all[0].PodUID {
+		for n < len(rows) && rows[n].Namespace == rows[0].Namespace && rows[n].Pod == rows[0].Pod && rows[n].PodUID == rows[0].PodUID {
 			n++
 		}
-		of := slices.DeleteFunc(slices.Clone(all[:n]), func(c wire.ContainerUsage) bool { return c.Container == "" })
-		if len(of) == n {
-			rows = append(rows, slices.DeleteFunc(of, unbounded)...)
-		} else {
-			if pod := podOf(all[:n]); !unbounded(pod) {
-				rows = append(rows, pod)
-			}
-			parts = append(parts, of...)
-		}
-		all = all[n:]
+		out, rows = append(out, rows[:n]), rows[n:]
 	}
-	return rows, parts
+	return out
 }
-
-func unbounded(c wire.ContainerUsage) bool { return c.AllocatedBytes == nil }
 
 // podOf returns the sums of a pod, nil for those that are not known.
 func podOf(rows []wire.ContainerUsage) wire.ContainerUsage {
@@ -255,36 +290,51 @@ func sum(a, b *uint64) *uint64 {
 	return new(*a + *b)
 }
 
-// judge takes in a row of a conclusive pass.
-func (w *Watch) judge(s *suspect, d wire.DeviceUsage, row wire.ContainerUsage, p Pass) {
-	allowance, known := w.allowed(d.Vendor, p.Model(d.Device))
-	started, running := p.Started(row)
-	if !known || row.UsedBytes == nil || !running || p.Time.Sub(started) < settling {
-		s.interrupt()
-		return
-	}
+// look takes in a row whose use is known, and what its container may use: its allocation and
+// the context allowance. A use within that ends an episode whether the container runs or not;
+// the guards are for those above it.
+func (s *suspect) look(row wire.ContainerUsage, limit uint64, rest *uint64, started time.Time, running bool, now time.Time) {
 	used, allocated := *row.UsedBytes, *row.AllocatedBytes
+	if running && !s.started.Equal(started) {
+		if !s.started.IsZero() { // another run of the container; the last one uses nothing
+			row.UsedBytes = new(uint64)
+			s.end(row)
+		}
+		s.started = started
+	}
 	if s.allocated != allocated {
 		s.allocated = allocated
 		s.interrupt()
 	}
-	limit := allocated + allowance*uint64(row.Processes) //nolint:gosec // a count
-	over := used > limit+max(minTolerance, allocated/toleranceDivisor)
 	switch {
 	case s.began && used > limit: // without the tolerance, so that an episode has one end
-	case over:
+	case used > limit+max(minTolerance, allocated/toleranceDivisor):
+	case rest != nil && used+*rest <= limit:
+		s.end(row)
+		return
 	default:
-		*s = suspect{allocated: allocated, episode: s.episode}
-		s.episode.Container = row // with which it ended
+		s.interrupt()
+		return
+	}
+	if !running || now.Sub(started) < settling {
+		s.interrupt()
 		return
 	}
 	if s.passes == 0 {
-		s.since = p.Time
+		s.since = now
+		if !s.began {
+			s.episode.Peak = 0
+		}
 	}
 	s.passes++
 	s.began = s.began || s.passes >= passesInARow
-	s.episode = Episode{Vendor: d.Vendor, Device: d.Device, Index: d.Index, Container: row, Since: s.since,
-		Peak: max(s.episode.Peak, used-allocated)}
+	s.episode.Container, s.episode.Since, s.episode.Peak = row, s.since, max(s.episode.Peak, used-allocated)
+}
+
+// end takes in a row with which an episode has ended, if there was one.
+func (s *suspect) end(row wire.ContainerUsage) {
+	s.interrupt()
+	s.began, s.episode.Container = false, row
 }
 
 // interrupt takes in a pass that proves nothing.

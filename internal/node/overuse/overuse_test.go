@@ -54,14 +54,15 @@ func with[T any](value T, change func(*T)) T {
 	return value
 }
 
-// play makes a pass each 15 s and returns what each has shown: "+" for a beginning, "-" for
-// an end, and then the current episodes with the age of each, "?" while it is not proven.
+// play makes a pass each 15 s over containers that started some time before the first one, and
+// returns what each has shown: "+" for a beginning, "-" for an end, and then the current
+// episodes with the age of each, "?" while it is not proven.
 func play(w *Watch, start time.Time, age time.Duration, passes ...wire.DeviceUsage) (out []string) {
 	for i, d := range passes {
 		now := start.Add(time.Duration(i) * 15 * time.Second)
 		changes := w.Look(Pass{
 			Time: now, Devices: []wire.DeviceUsage{d}, Model: func(accel.DeviceID) string { return "m" },
-			Started: func(wire.ContainerUsage) (time.Time, bool) { return now.Add(-age), true },
+			Started: func(wire.ContainerUsage) (time.Time, bool) { return start.Add(-age), true },
 		})
 		var text []string
 		for _, e := range changes.Began {
@@ -138,12 +139,28 @@ func TestLook(t *testing.T) {
 			began},
 		"the pod's sum is over": {[][]wire.DeviceUsage{times(4, device(rest(3<<10), row("main", 4, 3<<10)))},
 			[]string{"", "", "", "+  45"}},
-		"the pod's sum is not over": {[][]wire.DeviceUsage{times(4, device(rest(100), row("main", 4, 5<<10), row("side", 4, 1<<10)))},
+		"a container is over and the pod's sum is not": {
+			[][]wire.DeviceUsage{times(4, device(rest(100), row("main", 4, 5<<10), row("side", 4, 1<<10)))}, began},
+		"the pod's sum is not over": {[][]wire.DeviceUsage{times(4, device(rest(3<<10), row("main", 4, 3<<10), row("side", 4, 1<<10)))},
 			quiet},
 		"a pod with a container without bounds": {[][]wire.DeviceUsage{times(4, device(rest(9<<10), whole(0)))}, quiet},
-		"an episode while the pod's sum is judged": {
+		"an episode while only the pod is known of its processes": {
 			[][]wire.DeviceUsage{times(4, over), {device(rest(6<<10), row("main", 4, 0))}, times(2, over)},
 			[]string{"", "", "", "+main main 45", "main ?", "main 0", "main 15"}},
+		"a process of which only the pod is known now and then": {
+			[][]wire.DeviceUsage{times(2, over), {device(rest(10), row("main", 4, 6<<10))}, times(1, over)}, began},
+		"a container is over beside others' processes, and the pod is not accused twice": {
+			[][]wire.DeviceUsage{times(5, device(rest(3<<10), row("main", 4, 6<<10)))}, []string{"", "", "", "+main main 45", "main 60"}},
+		"the pod's sum goes on without a rest": {
+			[][]wire.DeviceUsage{times(4, device(rest(3<<10), row("a", 4, 3<<10), row("b", 1, 10))),
+				{device(row("a", 4, 4<<10), row("b", 1, 1100))}, {device(row("a", 4, 4<<10), row("b", 1, 10))}},
+			[]string{"", "", "", "+  45", " 60", "- 4106"}},
+		"an episode that ends beside a rest": {
+			[][]wire.DeviceUsage{times(4, over), {device(rest(10), row("main", 4, 1<<10))}},
+			[]string{"", "", "", "+main main 45", "-main 1024"}},
+		"a device that fails and whose container ended": {
+			[][]wire.DeviceUsage{times(4, over), {{Vendor: "v", Device: "d", Problem: "lost"}}},
+			[]string{"", "", "", "+main main 45", "-main 0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var passes []wire.DeviceUsage
@@ -196,14 +213,11 @@ func TestContextAllowance(t *testing.T) {
 // TestYoungContainers are not judged in their first minute, nor one whose start is not known.
 func TestYoungContainers(t *testing.T) {
 	over := device(row("main", 4, 6<<10))
+	want := []string{"", "", "", "", "", "", "", "+main main 45"} // the 5th pass is the first that counts
+	if diff := cmp.Diff(want, play(New(map[string]uint64{"v": 0}), time.Unix(1000, 0), 0, times(8, over)...)); diff != "" {
+		t.Errorf("passes (-want +got):\n%s", diff)
+	}
 	w := New(map[string]uint64{"v": 0})
-	if got := play(w, time.Unix(1000, 0), settling-time.Second, times(6, over)...); strings.Join(got, "") != "" {
-		t.Errorf("in its first minute: %q", got)
-	}
-	if got := play(w, time.Unix(2000, 0), settling, times(4, over)...); got[3] != "+main main 45" {
-		t.Errorf("after it: %q", got)
-	}
-	w = New(map[string]uint64{"v": 0})
 	for range 6 {
 		changes := w.Look(Pass{Time: time.Unix(1000, 0), Devices: []wire.DeviceUsage{over},
 			Model:   func(accel.DeviceID) string { return "" },
@@ -214,11 +228,88 @@ func TestYoungContainers(t *testing.T) {
 	}
 }
 
+// TestRestart: another run of a container is judged as a new one.
+func TestRestart(t *testing.T) {
+	w := New(map[string]uint64{"v": 0})
+	began, current := 0, 0
+	look := func(at, started int64, used uint64) Changes {
+		changes := w.Look(Pass{
+			Time: time.Unix(at, 0), Devices: []wire.DeviceUsage{device(row("main", 4, used))},
+			Model:   func(accel.DeviceID) string { return "" },
+			Started: func(wire.ContainerUsage) (time.Time, bool) { return time.Unix(started, 0), started > 0 },
+		})
+		began, current = began+len(changes.Began), len(changes.Current)
+		return changes
+	}
+	for at := int64(1000); at < 1060; at += 15 {
+		look(at, 10, 6<<10)
+	}
+	if began != 1 || current != 1 {
+		t.Fatalf("%d began, %d go on; want 1 and 1", began, current)
+	}
+	// It does not run, and its processes are gone.
+	if changes := look(1060, 0, 0); len(changes.Ended) != 1 || current != 0 {
+		t.Errorf("a container that uses nothing: %+v", changes)
+	}
+	for at := int64(1075); at < 1135; at += 15 {
+		look(at, 10, 6<<10)
+	}
+	if changes := look(1135, 1130, 6<<10); len(changes.Ended) != 1 || *changes.Ended[0].Container.UsedBytes != 0 || current != 0 {
+		t.Errorf("another run: %+v", changes)
+	}
+	began = 0
+	for at := int64(1150); at < 1190; at += 15 {
+		look(at, 1130, 6<<10)
+	}
+	if began != 0 {
+		t.Error("another run is accused in its first minute")
+	}
+}
+
+// TestAssured: what follows from a measured allowance is a report.
+func TestAssured(t *testing.T) {
+	for _, configured := range []bool{false, true} {
+		allowance := map[string]uint64{}
+		if configured {
+			allowance["v"] = 0
+		}
+		w := New(allowance)
+		d := with(device(row("main", 4, 6<<10)), func(d *wire.DeviceUsage) { d.LeastProcessBytes = new(uint64(8 * gib)) })
+		var changes Changes
+		for i := range 4 {
+			changes = w.Look(Pass{Time: time.Unix(int64(1000+i), 0), Devices: []wire.DeviceUsage{d},
+				Model:   func(accel.DeviceID) string { return "" },
+				Started: func(wire.ContainerUsage) (time.Time, bool) { return time.Unix(0, 0), true }})
+		}
+		// A measured allowance is 1 GiB at most.
+		if len(changes.Current) != 1 || changes.Current[0].Assured != configured {
+			t.Errorf("configured %t: %+v", configured, changes.Current)
+		}
+	}
+}
+
+// TestConclusive: a pass in which no device could be measured proves nothing.
+func TestConclusive(t *testing.T) {
+	lost := wire.DeviceUsage{Vendor: "v", Device: "d", Problem: "lost"}
+	for name, tt := range map[string]struct {
+		devices []wire.DeviceUsage
+		want    bool
+	}{
+		"no device": {nil, true}, "one that fails": {[]wire.DeviceUsage{lost}, false},
+		"one of two fails": {[]wire.DeviceUsage{lost, device()}, true},
+	} {
+		changes := New(nil).Look(Pass{Devices: tt.devices, Model: func(accel.DeviceID) string { return "" }})
+		if changes.Conclusive != tt.want {
+			t.Errorf("%s: conclusive is %t", name, changes.Conclusive)
+		}
+	}
+}
+
 // TestPeak is the most that a container was over in its episode.
 func TestPeak(t *testing.T) {
 	w := New(map[string]uint64{"v": 0})
 	var got []uint64
-	for i, used := range []uint64{9 << 10, 6 << 10, 5 << 10, 6 << 10, 8 << 10, 5 << 10} {
+	for i, used := range []uint64{30 << 10, 4 << 10, 9 << 10, 6 << 10, 5 << 10, 6 << 10, 8 << 10, 5 << 10} {
 		changes := w.Look(Pass{
 			Time: time.Unix(int64(1000+i), 0), Devices: []wire.DeviceUsage{device(row("main", 4, used))},
 			Model:   func(accel.DeviceID) string { return "" },
@@ -230,14 +321,5 @@ func TestPeak(t *testing.T) {
 	}
 	if diff := cmp.Diff([]uint64{5, 5, 5}, got); diff != "" {
 		t.Errorf("peaks (-want +got):\n%s", diff)
-	}
-}
-
-func TestExcess(t *testing.T) {
-	if got := (Episode{Container: row("main", 4, 6<<10)}).Excess(); got != 2*gib {
-		t.Errorf("excess is %d", got)
-	}
-	if got := (Episode{Container: row("main", 4, 1<<10)}).Excess(); got != 0 {
-		t.Errorf("excess below the allocation is %d", got)
 	}
 }

@@ -69,18 +69,19 @@ func memory(p backend.Process) uint64 {
 	return *p.Memory
 }
 
-// add counts a process of a pod.
-func (t *tally) add(owner cgroup.Owner, p backend.Process, pods Pods) {
+// add counts a process of a pod, and reports whether the pod holds something of the device.
+func (t *tally) add(owner cgroup.Owner, p backend.Process, pods Pods) bool {
 	of := t.pod(owner.PodUID, pods)
 	if of == nil {
 		t.foreign += memory(p)
-		return
+		return false
 	}
 	name := ""
 	if c := pods.ByContainer[owner.Container]; c.Namespace == of.usage.Namespace && c.Pod == of.usage.Pod {
 		name = c.Name
 	}
 	t.container(of, name).add(p)
+	return true
 }
 
 // pod returns a row of the pod with a UID in the name of its control group, nil if it

@@ -168,8 +168,9 @@ func (p *pass) device(ctx context.Context, d Device) wire.DeviceUsage {
 		case len(of) == 0:
 			t.system += memory(process)
 		default:
-			t.add(p.owner(of), process, p.pods)
-			report.LeastProcessBytes = p.least(report.LeastProcessBytes, process)
+			if t.add(p.owner(of), process, p.pods) {
+				report.LeastProcessBytes = p.least(report.LeastProcessBytes, process)
+			}
 		}
 	}
 	t.finish(&report, measured.UsedBytes)

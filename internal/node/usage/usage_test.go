@@ -441,8 +441,9 @@ func TestLeastProcess(t *testing.T) {
 			for pid, start := range tt.starts {
 				tr.process(pid, "S", start, group(trainUID, 1))
 			}
-			tr.process(20, "S", 5, service) // no container's
-			backends := map[string]backend.Meter{"v": fake{"a": measured(9*gib, append(tt.processes, uses(20, 1))...)}}
+			tr.process(20, "S", 5, service)            // no container's
+			tr.process(21, "S", 5, group(otherUID, 3)) // of a pod that holds nothing of the device
+			backends := map[string]backend.Meter{"v": fake{"a": measured(9*gib, append(tt.processes, uses(20, 1), uses(21, 1))...)}}
 			got := NewMeter(tr.proc, tr.cgroups).Pass(t.Context(), backends, []Device{{Vendor: "v", ID: "a"}},
 				[]Container{holds("main", 4)}, pods)
 			if diff := cmp.Diff(tt.want, got[0].LeastProcessBytes); diff != "" {

@@ -123,7 +123,7 @@ var (
 	})
 	ExtenderEvictions = define(Metric{
 		Name: "divvy_extender_evictions_total", Type: Counter, Programs: []string{Extender},
-		Help: "Pods over their memory allocation for longer than the grace, by outcome.",
+		Help: "Pods over their memory allocation for longer than the grace period, by outcome.",
 		Labels: []Label{{"outcome", "`evicted`, `budget` (a PodDisruptionBudget does not allow it), `severalBudgets`, `gone` (the pod " +
 			"was deleted) or `failed`, each attempt; `exempt` or `rateLimit`, once for each pod and overuse"}},
 		Absent: "without eviction",

@@ -15,8 +15,8 @@ const (
 	// staleAfter is how long a list counts that is not rewritten: nodes write theirs every
 	// wire.OveruseRefresh, and one write may be late or lost.
 	staleAfter = 2*wire.OveruseRefresh + 30*time.Second
-	// pause is the least time between two evictions on a device, two passes of a node's
-	// daemon: the memory of the first pod must be free before the next one is judged.
+	// pause is the least time between two evictions on a device, and after an attempt that
+	// failed: the memory of the first pod must be free before the next one is judged.
 	pause = 30 * time.Second
 	// window is the time in which Settings.MaxPerHour pods of a node may be evicted.
 	window = time.Hour
@@ -27,7 +27,7 @@ const (
 
 // Settings are the administrator's.
 type Settings struct {
-	// Grace is how long a pod may be over its allocation without interruption.
+	// Grace is the period for which a pod may be over its allocation without interruption.
 	Grace time.Duration
 	// MaxPerHour is how many pods of a node may be evicted in an hour.
 	MaxPerHour int
@@ -60,7 +60,7 @@ type Past struct {
 	Devices map[accel.DeviceID]time.Time
 }
 
-// Outcome is what became of a pod that is over its allocation for longer than the grace.
+// Outcome is what became of a pod that is over its allocation for longer than the grace period.
 type Outcome string
 
 // The outcomes, as the metric names them.
@@ -93,20 +93,19 @@ func Decide(now time.Time, candidates []Candidate, past Past, s Settings) []Verd
 			left--
 		}
 	}
+	reached := left <= 0
 	busy, chosen := map[accel.DeviceID]bool{}, map[string]bool{}
-	for device, at := range past.Devices {
-		busy[device] = now.Sub(at) < pause
-	}
 	var out []Verdict
 	for _, c := range due(now, candidates, s.Grace) {
 		why := s.exempts(c)
 		switch {
 		case why != "":
 			out = append(out, Verdict{Candidate: c, Outcome: Exempt, Why: why})
-		case c.Closed || now.Before(c.Retry) || busy[c.Device] || chosen[c.Pod.UID]:
-		case left <= 0:
+		case c.Closed || now.Before(c.Retry) || busy[c.Device] || chosen[c.Pod.UID] || past.occupies(now, c):
+		case left <= 0 && !reached: // some of this pass may not be evicted
+		case reached:
 			out = append(out, Verdict{Candidate: c, Outcome: RateLimit,
-				Why: fmt.Sprintf("%d pods of the node were evicted within an hour, which is the limit", s.MaxPerHour)})
+				Why: fmt.Sprintf("the node's limit of %d evictions within an hour is reached", s.MaxPerHour)})
 		default:
 			out = append(out, Verdict{Candidate: c, Outcome: Evicted})
 			busy[c.Device], chosen[c.Pod.UID] = true, true
@@ -116,7 +115,14 @@ func Decide(now time.Time, candidates []Candidate, past Past, s Settings) []Verd
 	return out
 }
 
-// due returns those that are proven to have been over their allocation for the grace, in the
+// occupies reports whether another pod was evicted from the candidate's device so lately that
+// the node may not have measured it since.
+func (p Past) occupies(now time.Time, c Candidate) bool {
+	at, evicted := p.Devices[c.Device]
+	return evicted && (now.Sub(at) < pause || !c.Written.After(at))
+}
+
+// due returns those that are proven to have been over their allocation for the grace period, in the
 // order in which they are to be evicted.
 func due(now time.Time, candidates []Candidate, grace time.Duration) []Candidate {
 	var out []Candidate

@@ -29,6 +29,9 @@ const (
 	// evictTimeout bounds a call of the API server. client-go repeats a call by itself while
 	// a budget is being processed.
 	evictTimeout = 5 * time.Second
+	// passTimeout bounds a pass: with an API server that is slow to evict, the lists are old
+	// after that.
+	passTimeout = 20 * time.Second
 )
 
 // Cluster is what the decision needs of the cluster. cluster.Overuse is one.
@@ -96,7 +99,8 @@ func (e *Evictor) pass(ctx context.Context) {
 		e.history.Restart()
 		return
 	}
-	for node, err := range e.history.See(e.config.Now(), e.config.Cluster.Lists()) {
+	began, lists := e.config.Now(), e.config.Cluster.Lists()
+	for node, err := range e.history.See(began, lists) {
 		klog.FromContext(ctx).Error(err, "Ignoring the node's list of memory overuse", "node", node)
 	}
 	for _, node := range e.history.Nodes() {
@@ -107,8 +111,11 @@ func (e *Evictor) pass(ctx context.Context) {
 		}
 		for _, v := range Decide(e.config.Now(), candidates, past, e.config.Settings) {
 			if v.Outcome == Evicted {
-				if ctx.Err() != nil || !e.config.Leading() {
+				if ctx.Err() != nil || !e.config.Leading() || e.config.Now().Sub(began) >= passTimeout {
 					return
+				}
+				if e.config.Cluster.Lists()[node] != lists[node] {
+					break // it was written meanwhile
 				}
 				v.Outcome, v.Why = e.evict(ctx, v.Pod)
 			}
@@ -169,15 +176,14 @@ func (e *Evictor) record(ctx context.Context, node string, v Verdict) {
 	}
 	log := klog.FromContext(ctx).WithValues("pod", v.Pod.String(), "node", node, "device", v.Device, "resource", v.Resource,
 		"usedBytes", v.UsedBytes, "allocatedBytes", v.AllocatedBytes, "since", v.Since)
-	key := fmt.Sprintf("%s %s %s %d", v.Outcome, v.Container, v.Device, v.Since.Unix())
+	// Without Since: the recorder repeats no event for a while, however often a library fails.
+	key := fmt.Sprintf("%s %s %s", v.Outcome, v.Container, v.Device)
 	switch {
 	case v.Outcome == Evicted:
 		log.Info("Evicted a pod that uses more memory of a device than its allocation")
 		e.config.Tell(v.Pod, events.MemoryOveruseEvicted, key, uses(&v.Overuse)+
 			"; the pod is evicted. Request more memory, or limit what the program uses.")
 	case v.Outcome == Gone:
-	case v.Outcome == Failed:
-		log.Info("Could not evict a pod that uses more memory of a device than its allocation", "reason", v.Why)
 	case first:
 		log.Info("Not evicting a pod that uses more memory of a device than its allocation", "reason", v.Why)
 		e.config.Tell(v.Pod, events.MemoryOveruseNotEvicted, key, uses(&v.Overuse)+"; the pod is not evicted, because "+v.Why+".")
@@ -190,6 +196,6 @@ func uses(o *wire.Overuse) string {
 	if o.Container != "" {
 		who = "Container " + o.Container
 	}
-	return fmt.Sprintf("%s uses %d MiB of device %s and %d MiB of %s are allocated, since %s", who, o.UsedBytes>>20, o.Device,
-		o.AllocatedBytes>>20, o.Resource, o.Since.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("%s uses %d MiB of device %s; its allocation of %s is %d MiB, since %s", who, o.UsedBytes>>20, o.Device,
+		o.Resource, o.AllocatedBytes>>20, o.Since.UTC().Format(time.RFC3339))
 }

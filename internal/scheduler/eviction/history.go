@@ -100,7 +100,7 @@ func (n *seen) see(now time.Time, text string, list []wire.Overuse) {
 // trim forgets evictions that no decision needs any more.
 func (p *Past) trim(now time.Time) {
 	p.Evicted = slices.DeleteFunc(p.Evicted, func(at time.Time) bool { return now.Sub(at) >= window })
-	maps.DeleteFunc(p.Devices, func(_ accel.DeviceID, at time.Time) bool { return now.Sub(at) >= pause })
+	maps.DeleteFunc(p.Devices, func(_ accel.DeviceID, at time.Time) bool { return now.Sub(at) >= window })
 }
 
 // Restart forgets all lists, so that counting begins again, and keeps what was evicted: this
