@@ -293,9 +293,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
 		"metrics.dashboard.":      {"--set", "metrics.dashboard.enabled=true"},
 		"node.usage.":             {"--set", "node.usage.enabled=true"},
-		"extender.eviction.": {"--set",
-			"node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true"},
-		"networkPolicy.": {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
+		"extender.eviction.":      {"--set", evicting},
+		"networkPolicy.":          {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
 		"extender.eviction.enabled": {"--set", "node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0"},
 		"extender.leaderElection":   {"--set", "extender.replicas=1"}}
 	plain := map[string]string{}

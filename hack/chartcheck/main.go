@@ -33,6 +33,9 @@ func main() {
 // kubeVersion is what the chart is rendered for.
 const kubeVersion = "1.37.1"
 
+// evicting enables eviction, with what it requires.
+const evicting = "node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true"
+
 // good values render, and everything in want stands in the result; none says that
 // there is no configuration of divvy-node in it.
 var good = []struct {
@@ -101,8 +104,7 @@ var good = []struct {
 	},
 	{
 		name: "eviction",
-		set: []string{"--set", "node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true," +
-			"extender.eviction.exemptNamespaces={a,b}"},
+		set:  []string{"--set", evicting + ",extender.eviction.exemptNamespaces={a,b}"},
 		want: []string{"- --evict-memory-overuse\n", "--eviction-grace-period=2m\n", "--eviction-max-per-hour=3\n",
 			"--eviction-exempt-namespaces=a,b\n", "resources: [pods/eviction]", "name: divvy-extender-eviction",
 			"request.namespace in ['divvy-system', 'a', 'b']"},

@@ -305,7 +305,7 @@ func TestExtenderBindsOnlyWhatItGranted(t *testing.T) {
 
 // TestExtenderEvictsByUID, and in no exempt namespace. The policy exists where eviction is enabled.
 func TestExtenderEvictsByUID(t *testing.T) {
-	enabled := []string{"--set", "node.usage.enabled=true,extender.eviction.enabled=true",
+	enabled := []string{"--set", "node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true",
 		"--set", "extender.eviction.exemptNamespaces={kube-system,ops}"}
 	policy := load(t, "divvy-extender-eviction", enabled...)
 	conditions := validator(t, policy)
