@@ -300,14 +300,14 @@ func TestWithhold(t *testing.T) {
 		episodes  []overuse.Episode
 		want      []accel.Units
 	}{
-		"nothing is over":                     {inventory(gcuMemory, "1", 16), nil, []accel.Units{0, 0}},
-		"the excess":                          {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{2, 0}},
-		"parts of units":                      {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6), unproven}, []accel.Units{3, 0}},
-		"smaller units":                       {inventory(gcuMemory, "0.1", 160), []overuse.Episode{episode("p", 6)}, []accel.Units{20, 0}},
-		"no more than there are":              {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 30)}, []accel.Units{16, 0}},
-		"an allowance that is not configured": {inventory(gcuMemory, "1", 16), []overuse.Episode{measured}, []accel.Units{0, 0}},
-		"another resource":                    {inventory("other/memory", "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},
-		"one not counted in memory":           {inventory(gcuMemory, "", 1), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},
+		"nothing is over":           {inventory(gcuMemory, "1", 16), nil, []accel.Units{0, 0}},
+		"the excess":                {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{2, 0}},
+		"parts of units":            {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6), unproven}, []accel.Units{3, 0}},
+		"smaller units":             {inventory(gcuMemory, "0.1", 160), []overuse.Episode{episode("p", 6)}, []accel.Units{20, 0}},
+		"no more than there are":    {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 30)}, []accel.Units{16, 0}},
+		"a measured allowance":      {inventory(gcuMemory, "1", 16), []overuse.Episode{measured}, []accel.Units{0, 0}},
+		"another resource":          {inventory("other/memory", "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},
+		"one not counted in memory": {inventory(gcuMemory, "", 1), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &overuseDesk{withholds: true}

@@ -141,8 +141,8 @@ var (
 	MemoryOveruseEvicted = define(Kind{
 		"MemoryOveruseEvicted", corev1.EventTypeWarning, "Pod", Extend,
 		"The pod used more memory of a device than its allocation for longer than `extender.eviction.gracePeriod`, and is evicted. The " +
-			"message gives used and allocated memory, the device and the beginning. Request more memory, or limit what the program uses. See " +
-			"[usage.md](../usage.md#eviction).",
+			"message gives used and allocated memory, the device and the beginning. Request more memory, or limit what the program uses. " +
+			"See [usage.md](../usage.md#eviction).",
 	})
 	MemoryOveruseNotEvicted = define(Kind{
 		"MemoryOveruseNotEvicted", corev1.EventTypeWarning, "Pod", Extend,
