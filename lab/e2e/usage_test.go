@@ -32,13 +32,8 @@ import (
 // use devices of three vendors, and inspect and the metrics say whose they are.
 func TestMeasuredUse(t *testing.T) {
 	ctx := beginMixed(t)
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(ctx)
-		must(t, errors.Join(reconfigure(ctx, mixed), lab.Divvy.Wait(ctx, settingTimeout)))
-	})
-	must(t, reconfigure(ctx, mixed, "--set", "node.usage.enabled=true,node.usage.interval=5s,node.usage.metrics=container,"+
-		"node.usage.overuse.withhold=true,node.usage.overuse.contextAllowanceMiB.iluvatar=0"))
-	must(t, lab.Divvy.Wait(ctx, settingTimeout))
+	withValues(t, ctx, "node.usage.enabled=true,node.usage.interval=5s,node.usage.metrics=container,"+
+		"node.usage.overuse.withhold=true,node.usage.overuse.contextAllowanceMiB.iluvatar=0")
 
 	start(t, asking("gpu", demos.GPUMemory, 4), asking("ix", demos.IXMemory, 4), asking("gcu", demos.GCUMemory, 4),
 		lab.Pods.New("stranger", testenv.Container("app", 0)))
@@ -105,13 +100,8 @@ func TestMeasuredUse(t *testing.T) {
 // evicted, once its budget allows it.
 func TestMemoryOveruse(t *testing.T) {
 	ctx := beginMixed(t)
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(ctx)
-		must(t, errors.Join(reconfigure(ctx, mixed), lab.Divvy.Wait(ctx, settingTimeout)))
-	})
-	must(t, reconfigure(ctx, mixed, "--set", "node.usage.enabled=true,node.usage.interval=5s,"+
-		"node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true,extender.eviction.gracePeriod=30s"))
-	must(t, lab.Divvy.Wait(ctx, settingTimeout))
+	withValues(t, ctx, "node.usage.enabled=true,node.usage.interval=5s,"+
+		"node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true,extender.eviction.gracePeriod=30s")
 	budgets := lab.Client.PolicyV1().PodDisruptionBudgets(namespace)
 	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "greedy"}, Spec: policyv1.PodDisruptionBudgetSpec{
 		MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"budget": "greedy"}}}}
@@ -160,6 +150,17 @@ func TestMemoryOveruse(t *testing.T) {
 	if modest.UID != before["modest"].UID || modest.DeletionTimestamp != nil || modest.Status.Phase != corev1.PodRunning {
 		t.Errorf("the pod within its allocation is not as before: %s", testenv.Describe(modest))
 	}
+}
+
+// withValues changes values of the chart for one test on the cards of mixed.
+func withValues(t *testing.T, ctx context.Context, values string) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		must(t, errors.Join(reconfigure(ctx, mixed), lab.Divvy.Wait(ctx, settingTimeout)))
+	})
+	must(t, reconfigure(ctx, mixed, "--set", values))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 }
 
 // overuse waits for the node's condition, and a part of its message.

@@ -82,7 +82,8 @@ type Overuse struct {
 	Withhold bool `yaml:"withhold"`
 	// ContextAllowanceMiB is how much device memory each process may use beside the container's
 	// allocation, for its context, by vendor. The allowance of a vendor without an entry is
-	// the least memory that any process was seen to use on a device of the same model.
+	// the least memory that any process was seen to use on a device of the same model, at
+	// most 1 GiB; units are not withheld and pods not evicted because of such an allowance.
 	ContextAllowanceMiB map[string]int `yaml:"contextAllowanceMiB"`
 }
 

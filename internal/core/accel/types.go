@@ -171,8 +171,8 @@ type Share struct {
 	// Units is how many units of the resource the device holds in all: 1 for a
 	// device that is given out as a whole, its replicas for time slices.
 	Units Units
-	// Withheld is how many of Units no further pod gets, because containers use more of the
-	// device's memory than their allocations.
+	// Withheld is how many of Units are withheld from new pods, because containers use more of
+	// the device's memory than their allocations.
 	Withheld Units
 	// Chips is how many chips the device is made of, when it is a whole board;
 	// 0 for a single chip.

@@ -40,7 +40,7 @@ func (w *world) code(req accel.Request, want accel.ReasonCode) {
 
 func TestWithheld(t *testing.T) {
 	for name, do := range map[string]func(w *world){
-		"no further pod gets them": func(w *world) {
+		"they are withheld from new pods": func(w *world) {
 			w.node("n1", withholding(cards(16), 6))
 			w.confirm("p", "n1", 8, "a")
 			w.code(asks(2), accel.Fits)

@@ -40,6 +40,14 @@ type DeviceUsage struct {
 	UnknownBytes uint64 `json:"unknownBytes"`
 }
 
+// SumKnown returns a+b, nil if one of them is nil, which stands for an unknown amount.
+func SumKnown(a, b *uint64) *uint64 {
+	if a == nil || b == nil {
+		return nil
+	}
+	return new(*a + *b)
+}
+
 // ContainerUsage is what a container holds of a device, and what it uses.
 type ContainerUsage struct {
 	Namespace string `json:"namespace"`

@@ -118,16 +118,15 @@ func (a *Agent) publish(ctx context.Context) error {
 			c.named[r.count] = true
 		}
 		status := p.status()
-		before, published := a.publisher.before(r.name)
 		if !status.Known {
 			failed = append(failed, fmt.Errorf("%s: the inventory is not known yet", r.name))
-			if published {
+			if before, ok := a.publisher.before(r.name); ok {
 				inventory = append(inventory, before)
 			}
 			continue
 		}
 		one := see(p, (*alloc.Engine).Inventory)
-		a.overuse.withhold(&one, before)
+		a.overuse.withhold(&one, a.publisher.before)
 		if r.configured || len(one.Shares) > 0 {
 			inventory = append(inventory, one)
 		}

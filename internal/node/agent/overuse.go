@@ -77,19 +77,23 @@ func (p lastPass) proven(now time.Time) (out []overuse.Episode) {
 }
 
 // withhold takes what containers use beyond their allocations from the units of an inventory
-// that new pods may have. before is the one that is published, with which a daemon goes on
-// that has just started.
-func (d *overuseDesk) withhold(in *accel.Inventory, before accel.Inventory) {
+// that new pods may have. published returns the inventory that is published; a daemon that has
+// just started keeps what is withheld there.
+func (d *overuseDesk) withhold(in *accel.Inventory, published func(accel.Resource) (accel.Inventory, bool)) {
 	unit, err := sharing.ParseMemoryUnit(in.Unit)
 	if err != nil || !d.withholds {
 		return // the resource is not counted in memory
 	}
 	last := d.get()
 	if !last.settled {
+		before, ok := published(in.Resource)
+		if !ok || before.Unit != in.Unit {
+			return
+		}
 		in.Shares = slices.Clone(in.Shares)
 		for i := range in.Shares {
 			s := &in.Shares[i]
-			if j := slices.IndexFunc(before.Shares, func(b accel.Share) bool { return b.ID == s.ID }); j >= 0 && before.Unit == in.Unit {
+			if j := slices.IndexFunc(before.Shares, func(b accel.Share) bool { return b.ID == s.ID }); j >= 0 {
 				s.Withheld = min(before.Shares[j].Withheld, s.Units)
 			}
 		}
@@ -202,9 +206,9 @@ func startOf(pod *corev1.Pod, name string) (last time.Time, runs bool) {
 
 // describe says what an episode's container uses, for people.
 func describe(e overuse.Episode) string {
-	who := "the pod"
+	who := "The pod"
 	if e.Container.Container != "" {
-		who = "container " + e.Container.Container
+		who = "Container " + e.Container.Container
 	}
 	const mib = 1 << 20
 	return fmt.Sprintf("%s uses %d MiB of %s device %s (%s); its allocation of %s is %d MiB", who, *e.Container.UsedBytes/mib, e.Vendor,

@@ -72,7 +72,7 @@ func TestOveruseFound(t *testing.T) {
 	pass(4)
 	const device = " of enflame device 0 (a); its allocation of enflame.com/gcu-memory is 4096 MiB"
 	want := []string{
-		"p DeviceMemoryOverused: container c0 uses 6144 MiB" + device, "p DeviceMemoryOveruseEnded: container c0 uses 4096 MiB" + device,
+		"p DeviceMemoryOverused: Container c0 uses 6144 MiB" + device, "p DeviceMemoryOveruseEnded: Container c0 uses 4096 MiB" + device,
 	}
 	if diff := cmp.Diff(want, reported); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
@@ -278,7 +278,9 @@ func TestWithholdAfterAStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := inventory("1", 0, 0)
-			tt.desk.withhold(&in, tt.published)
+			tt.desk.withhold(&in, func(r accel.Resource) (accel.Inventory, bool) {
+				return tt.published, r == tt.published.Resource
+			})
 			if diff := cmp.Diff(tt.want, withheldOf(in)); diff != "" {
 				t.Errorf("withheld (-want +got):\n%s", diff)
 			}
@@ -315,7 +317,7 @@ func TestWithhold(t *testing.T) {
 			engines := tt.inventory.Shares
 			published := inventory(tt.inventory.Resource, tt.inventory.Unit, 16)
 			published.Shares[0].Withheld = 9
-			d.withhold(&tt.inventory, published)
+			d.withhold(&tt.inventory, func(accel.Resource) (accel.Inventory, bool) { return published, true })
 			if diff := cmp.Diff(tt.want, withheldOf(tt.inventory)); diff != "" || engines[0].Withheld != 0 {
 				t.Errorf("withheld (-want +got):\n%s\nthe engine's own: %+v", diff, engines[0])
 			}

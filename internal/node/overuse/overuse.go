@@ -163,7 +163,7 @@ func (w *Watch) lookAtPod(d wire.DeviceUsage, of []wire.ContainerUsage, p Pass, 
 	rest, all, accused := new(uint64), true, false
 	for _, row := range of {
 		if row.Container == "" {
-			rest, all = sum(rest, row.UsedBytes), false
+			rest, all = wire.SumKnown(rest, row.UsedBytes), false
 		}
 	}
 	for _, row := range of {
@@ -274,20 +274,12 @@ func podOf(rows []wire.ContainerUsage) wire.ContainerUsage {
 		AllocatedBytes: new(uint64), UsedBytes: new(uint64)}
 	for _, c := range rows {
 		pod.Processes += c.Processes
-		pod.UsedBytes = sum(pod.UsedBytes, c.UsedBytes)
+		pod.UsedBytes = wire.SumKnown(pod.UsedBytes, c.UsedBytes)
 		if c.Container != "" {
-			pod.AllocatedBytes = sum(pod.AllocatedBytes, c.AllocatedBytes)
+			pod.AllocatedBytes = wire.SumKnown(pod.AllocatedBytes, c.AllocatedBytes)
 		}
 	}
 	return pod
-}
-
-// sum returns a+b, nil if one of them is.
-func sum(a, b *uint64) *uint64 {
-	if a == nil || b == nil {
-		return nil
-	}
-	return new(*a + *b)
 }
 
 // look takes in a row whose use is known, and what its container may use: its allocation and

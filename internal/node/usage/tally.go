@@ -42,7 +42,7 @@ func newTally(holders []Container) *tally {
 			before := holders[i-1]
 			if before.Namespace == c.Namespace && before.Pod == c.Pod && before.PodUID == c.PodUID && before.Name == c.Name {
 				of := &t.rows[len(t.rows)-1].usage
-				of.AllocatedBytes = sum(of.AllocatedBytes, allocated)
+				of.AllocatedBytes = wire.SumKnown(of.AllocatedBytes, allocated)
 				continue
 			}
 		}
@@ -51,14 +51,6 @@ func newTally(holders []Container) *tally {
 		}})
 	}
 	return t
-}
-
-// sum returns a+b, nil if one of them is.
-func sum(a, b *uint64) *uint64 {
-	if a == nil || b == nil {
-		return nil
-	}
-	return new(*a + *b)
 }
 
 // memory returns what a process uses, 0 if that is not known.

@@ -222,7 +222,7 @@ var (
 	})
 	ExtenderDeviceUnitsWithheld = define(Metric{
 		Name: "divvy_extender_device_units_withheld", Type: Gauge, Programs: []string{Extender},
-		Help:   "Units of a device that no further pod gets, because containers use more of its memory than their allocations.",
+		Help:   "Units of a device that are withheld from new pods, because containers use more of its memory than their allocations.",
 		Labels: []Label{labelNode, labelResource, labelDevice, labelIndex},
 		Absent: "for devices of which no units are withheld, and with --metrics-devices=false",
 	})

@@ -63,7 +63,7 @@ type Device struct {
 	Available accel.Units `json:"availableGCU"`
 	// Pods are sorted by age.
 	Pods []Pod `json:"pods"`
-	// Withheld is how many units no further pod gets, because containers use more of
+	// Withheld is how many units are withheld from new pods, because containers use more of
 	// the device's memory than their allocations. None of them is in Used or Available.
 	Withheld accel.Units `json:"withheldGCU,omitempty"`
 
