@@ -69,6 +69,14 @@ func (g ControlGroups) encode(b *strings.Builder) {
 	}
 }
 
+// StateFiles are the files that programs make of the state of NVIDIA's driver, once there
+// is any. dir is the folder of the topology file. Removing them is as good as a driver that
+// was loaded again.
+func (t Topology) StateFiles(dir string) []string {
+	run := below(dir, t.DriverOf(NVIDIA).Run)
+	return []string{filepath.Join(run, NVIDIA+"-driver.state"), filepath.Join(run, NVIDIA+"-driver.clients")}
+}
+
 // dmemFiles are the files of a control group that has the dmem controller.
 var dmemFiles = []string{"dmem.current", "dmem.max", "dmem.min"}
 

@@ -116,21 +116,53 @@ static char *path_in(char *line, const char *hierarchy)
 	return is ? path + 1 : NULL;
 }
 
+/* The parent of a process, or 0. */
+static int parent_of(int pid)
+{
+	char path[64], text[512];
+	int parent = 0;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", pid);
+	FILE *f = fopen(path, "re");
+	size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+	if (f)
+		fclose(f);
+	text[n] = '\0';
+	const char *name_ends = strrchr(text, ')'); /* then come the state and the parent */
+	if (name_ends && sscanf(name_ends + 1, " %*c %d", &parent) != 1)
+		parent = 0;
+	return parent;
+}
+
+/*
+ * Opens what stands for /proc/self/cgroup. A process that the view does not have is
+ * where its parent is: children begin there.
+ */
+static FILE *open_membership(const struct sim *s)
+{
+	char proc[PATH_MAX], file[PATH_MAX + 32];
+
+	if (!s->topology.cgroup.proc[0])
+		return fopen("/proc/self/cgroup", "re");
+	if (!sim_path(s, s->topology.cgroup.proc, proc, sizeof proc))
+		return NULL;
+	for (int pid = getpid(); pid > 0; pid = parent_of(pid)) {
+		snprintf(file, sizeof file, "%s/%d/cgroup", proc, pid);
+		FILE *f = fopen(file, "re");
+		if (f)
+			return f;
+	}
+	return NULL;
+}
+
 /* Reads the path of this process's control group. */
 static bool path_of_caller(const struct sim *s, char *out, size_t size)
 {
 	const struct cgroup_view *v = &s->topology.cgroup;
-	char file[PATH_MAX] = "/proc/self/cgroup", proc[PATH_MAX], line[PATH_MAX];
+	char line[PATH_MAX];
 	bool found = false;
 
-	if (v->proc[0]) {
-		if (!sim_path(s, v->proc, proc, sizeof proc))
-			return false;
-		int n = snprintf(file, sizeof file, "%s/%d/cgroup", proc, (int)getpid());
-		if (n >= (int)sizeof file)
-			return false;
-	}
-	FILE *f = fopen(file, "re");
+	FILE *f = open_membership(s);
 	if (!f)
 		return false;
 	while (!found && fgets(line, sizeof line, f)) {
