@@ -119,11 +119,7 @@ func (l *limits) group(t *testing.T, path string) string {
 
 // cString returns a text as C has it.
 func cString(s string) *byte {
-	b, err := unix.BytePtrFromString(s)
-	if err != nil {
-		panic(err) // no test has a NUL in a path
-	}
-	return b
+	return &append([]byte(s), 0)[0]
 }
 
 // set limits a folder of GPU 0, in MiB.
@@ -696,6 +692,37 @@ func TestAllocatorsAreListed(t *testing.T) {
 	b.end(t)
 	if diff := cmp.Diff(want[:2], list()); diff != "" {
 		t.Errorf("processes after one ended (-want +got):\n%s", diff)
+	}
+}
+
+// TestAllocatorsOutsideOfANamespace: they are not listed in there.
+func TestAllocatorsOutsideOfANamespace(t *testing.T) {
+	const here = "DIVVY_TEST_PID_NAMESPACE"
+	if os.Getenv(here) != "" {
+		l := newLimits(t, vendorsim.MemoryAccountingMisc)
+		l.topology.Driver.Run = os.Getenv(here) // the state of the driver outside
+		l.write(t, l.topology)
+		got := make([]nvmlProcess, 2)
+		n := uint32(len(got))
+		l.start(t, groupA, nil, "--mib", "3", "--hold").want(t, took(3, 3))
+		wantCode(t, "nvmlDeviceGetComputeRunningProcesses_v3", l.Processes(l.gpu, &n, &got[0]), 0)
+		if n != 1 || got[0].Used != 3*mib {
+			t.Errorf("%d processes are listed: %+v", n, got)
+		}
+		var m nvmlMemory
+		wantCode(t, "nvmlDeviceGetMemoryInfo", l.Memory(l.gpu, &m), 0)
+		if m.Used != 10*mib {
+			t.Errorf("%d bytes are in use, want those of the processes outside, too", m.Used)
+		}
+		return
+	}
+	l := newLimits(t, vendorsim.MemoryAccountingMisc)
+	l.start(t, groupA, nil, "--mib", "7", "--hold").want(t, took(7, 7))
+	inside := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	inside.Env = append(os.Environ(), here+"="+l.dir)
+	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if out, err := inside.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("in a pid namespace of its own: %v\n%s", err, out)
 	}
 }
 
