@@ -240,6 +240,7 @@ func forEachAccounting(t *testing.T, f func(*testing.T, *limits)) {
 
 func TestLimitHolds(t *testing.T) {
 	forEachAccounting(t, func(t *testing.T, l *limits) {
+		t.Helper()
 		l.limit(t, groupA, 3000)
 		l.limit(t, groupB, 500)
 		first := l.start(t, groupA, nil, "--mib", "2000", "--mib", "990", "--mib", "11", "--mib", "10", "--mib", "1", "--hold").
@@ -295,6 +296,7 @@ func TestExitStatusOfAllocator(t *testing.T) {
 
 func TestLimitsOfAncestors(t *testing.T) {
 	forEachAccounting(t, func(t *testing.T, l *limits) {
+		t.Helper()
 		l.limit(t, "/kubepods/pod1", 1000)
 		l.wantLimit(t, groupA, 1000, 0) // it is inherited
 		l.start(t, groupA, nil, "--mib", "700", "--hold").want(t, took(700, 700))
@@ -315,6 +317,7 @@ func TestLimitsOfAncestors(t *testing.T) {
 
 func TestLaterLimit(t *testing.T) {
 	forEachAccounting(t, func(t *testing.T, l *limits) {
+		t.Helper()
 		l.start(t, groupA, nil, "--mib", "2000", "--hold").want(t, took(2000, 2000))
 		l.limit(t, groupA, 1000)
 		late := l.start(t, groupA, nil, "--mib", "1000", "--mib", "1", "--hold")
@@ -364,6 +367,7 @@ func TestMovedProcess(t *testing.T) {
 
 func TestCodesOfLimits(t *testing.T) {
 	forEachAccounting(t, func(t *testing.T, l *limits) {
+		t.Helper()
 		dmem := l.topology.Driver.MemoryAccounting == vendorsim.MemoryAccountingDmem
 		root, a := l.group(t, "/"), l.group(t, groupA)
 		without := filepath.Join(root, "without") // files of the dmem controller
@@ -569,6 +573,7 @@ func TestProcessCannotChooseItsLimit(t *testing.T) {
 // TestManyProcesses: the sum of what they get is the limit, exactly.
 func TestManyProcesses(t *testing.T) {
 	forEachAccounting(t, func(t *testing.T, l *limits) {
+		t.Helper()
 		const processes, limit = 20, 3000
 		l.limit(t, groupA, limit)
 		args := append(slices.Repeat([]string{"--mib", "70"}, 5), slices.Repeat([]string{"--mib", "1"}, 20)...)
@@ -625,6 +630,7 @@ func TestManyProcesses(t *testing.T) {
 
 func TestMemoryIsCapped(t *testing.T) {
 	forEachAccounting(t, func(t *testing.T, l *limits) {
+		t.Helper()
 		memory := func() nvmlMemoryV2 {
 			t.Helper()
 			m := nvmlMemoryV2{Version: uint32(unsafe.Sizeof(nvmlMemoryV2{})) | 2<<24}
@@ -679,7 +685,8 @@ func TestAllocatorsAreListed(t *testing.T) {
 	l.start(t, groupA, nil, "--device", "1", "--mib", "5", "--hold").want(t, took(5, 5))
 	const none = ^uint32(0)
 	want := []nvmlProcess{
-		{4711, ^uint64(0), none, none}, {uint32(a.cmd.Process.Pid), 30 * mib, none, none}, {uint32(b.cmd.Process.Pid), 40 * mib, none, none},
+		{4711, ^uint64(0), none, none}, {uint32(a.cmd.Process.Pid), 30 * mib, none, none},
+		{uint32(b.cmd.Process.Pid), 40 * mib, none, none},
 	}
 	if diff := cmp.Diff(want, list()); diff != "" {
 		t.Errorf("processes (-want +got):\n%s", diff)
