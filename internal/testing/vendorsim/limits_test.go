@@ -223,11 +223,11 @@ func (a *allocator) end(t *testing.T) {
 func took(n, all int) string { return fmt.Sprintf("allocated %d MiB, %d MiB in all", n, all) }
 
 func refused(n, all int) string {
-	return fmt.Sprintf("refused %d MiB, %d MiB in all: out of memory, code 2", n, all)
+	return fmt.Sprintf("rejected %d MiB, %d MiB in all: out of memory, code 2", n, all)
 }
 
 func failed(n, code int) string {
-	return fmt.Sprintf("refused %d MiB, 0 MiB in all: failed, code %d", n, code)
+	return fmt.Sprintf("rejected %d MiB, 0 MiB in all: failed, code %d", n, code)
 }
 
 // forEachAccounting runs a test for both ways to limit memory.

@@ -22,7 +22,7 @@ static const char usage[] =
 	"  --fork       each amount is allocated by a process of its own\n"
 	"  --hold       keep the memory until a signal ends the program\n"
 	"  --library    the library, libnvidia-ml.so.1 by default\n"
-	"It ends with 0 if all was allocated, with 2 if memory was refused, else with 1.\n";
+	"It ends with 0 if all was allocated, with 2 if memory was rejected, else with 1.\n";
 
 enum {
 	OK = 0,
@@ -123,7 +123,7 @@ static int run(const struct options *o, allocate_function *allocate)
 			continue;
 		}
 		const char *why = code == OUT_OF_MEMORY ? "out of memory" : "failed";
-		printf("refused %" PRIu64 " MiB, %" PRIu64 " MiB in all: %s, code %d\n", mib, all, why, code);
+		printf("rejected %" PRIu64 " MiB, %" PRIu64 " MiB in all: %s, code %d\n", mib, all, why, code);
 		if (result != FAILED)
 			result = code == OUT_OF_MEMORY ? REFUSED : FAILED;
 	}
