@@ -19,6 +19,7 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
@@ -147,6 +148,31 @@ type Process struct {
 	// to 1; nil if the library does not know that.
 	Utilization *float64
 }
+
+// Limiter bounds the memory of a device that the processes of a control group allocate, in
+// the vendor's driver. Its methods are safe for concurrent use, never outlive ctx whatever
+// the library does, and take the folder of a control group as this process sees it.
+type Limiter interface {
+	// Limitable returns nil if the driver has such limits at all, whatever the device and the
+	// control group; otherwise the error says what is missing and wraps errors.ErrUnsupported.
+	Limitable(ctx context.Context) error
+	// SetLimit bounds what the group may allocate of a device from now on, in bytes. Memory
+	// that was allocated before may not count.
+	SetLimit(ctx context.Context, id accel.DeviceID, group string, bytes uint64) error
+	// ClearLimit removes the limit of the group, also one that does not exist.
+	ClearLimit(ctx context.Context, id accel.DeviceID, group string) error
+	// Limit returns the limit of the group, or of the nearest group above that has one. The
+	// error wraps ErrNoLimit if there is none.
+	Limit(ctx context.Context, id accel.DeviceID, group string) (MemoryLimit, error)
+}
+
+// MemoryLimit is a limit as the driver reports it, in bytes.
+type MemoryLimit struct {
+	Bytes, UsedBytes uint64
+}
+
+// ErrNoLimit says that a control group has no limit.
+var ErrNoLimit = errors.New("the control group has no limit")
 
 // Options say where a vendor's library is, how long to wait for it and what of
 // it counts. Configuration fills them in; the zero value is a driver installed
