@@ -145,7 +145,7 @@ func TestSet(t *testing.T) {
 		"no controller in the container": {without(leaf.Dir, leaf.Scope+"/a", leaf.Scope), "", "no controller"},
 		"a failure": {func(d *fakeDriver) { d.fail["set"] = broken }, "",
 			"set the memory limit of " + leaf.Path + " on device GPU-1 to 3000 MiB: broken"},
-		"a limit that cannot be read back":     {func(d *fakeDriver) { d.fail["get"] = backend.ErrNoLimit }, leaf.Dir, "read back"},
+		"a limit that cannot be read back": {func(d *fakeDriver) { d.fail["get"] = backend.ErrNoLimit }, leaf.Dir, "read back"},
 		"a limit that is another one than set": {func(d *fakeDriver) { d.off = 1 }, leaf.Dir,
 			"is 3145728001 bytes after it was set to 3145728000 bytes"},
 	} {

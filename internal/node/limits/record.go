@@ -121,3 +121,13 @@ func readRecord(path string) (r Record, err error) {
 	}
 	return r, nil
 }
+
+// Owner is the id of the container that the record's control group is named after, which is how
+// the daemon knows containers.
+func (r Record) Owner() string {
+	owners := cgroup.Owners(r.Group)
+	if len(owners) == 0 {
+		return ""
+	}
+	return owners[len(owners)-1].Container
+}
