@@ -41,6 +41,12 @@ type Options struct {
 	Timeout time.Duration
 }
 
+// Where the hook is in the image of the daemon, and which folder of the host gets it.
+const (
+	DefaultProgram = "/usr/bin/divvy-hook"
+	DefaultDir     = "/var/lib/divvy/hook"
+)
+
 // DefaultTimeout is the limit of the test run, which loads and initialises the driver's library.
 const DefaultTimeout = 30 * time.Second
 
