@@ -16,14 +16,10 @@ import (
 	"sync"
 )
 
-const (
-	// TopologyName is the file that a stand-in reads, in the folder of the
-	// library's own file. Symbolic links to the library are followed first.
-	TopologyName = "topology.ini"
-	// TopologyEnv is the environment variable that names another file. A
-	// stand-in looks at it once, in its first call.
-	TopologyEnv = "DIVVY_SIM_TOPOLOGY"
-)
+// TopologyName is the file that a stand-in reads, in the folder of the library's own
+// file. Symbolic links to the library are followed first. Nothing else names the file: a
+// process does not choose its hardware.
+const TopologyName = "topology.ini"
 
 //go:embed c/*.c c/*.h
 var sources embed.FS
@@ -39,7 +35,7 @@ var libraries = map[string]library{
 	Enflame: {file: "libefml.so.1.0.0", soname: "libefml.so.1", sources: []string{"efml.c"}},
 	NVIDIA: {
 		file: "libnvidia-ml.so.1", soname: "libnvidia-ml.so.1",
-		sources: []string{"nvml.c", "nvmlmig.c", "nvmlprocess.c", "nvmlabi.c"},
+		sources: []string{"nvml.c", "nvmlmig.c", "nvmlprocess.c", "nvmllimits.c", "nvmlabi.c", "cgroup.c", "state.c"},
 	},
 	Iluvatar: {file: "libixml.so", soname: "libixml.so", sources: []string{"ixml.c", "nvmlabi.c"}},
 }
@@ -119,11 +115,40 @@ func Compiled(vendor string) ([]byte, error) {
 	return data, nil
 }
 
+// BuildAllocator compiles alloc, the program that allocates memory of a simulated GPU as
+// one that uses CUDA does, into dir, and returns the file's path. It needs the stand-in for
+// NVIDIA's library, and a C library, to run. It is compiled like a stand-in; see Build.
+func BuildAllocator(ctx context.Context, dir string) (file string, err error) {
+	const name = "alloc"
+	if file, err = compile(ctx, dir, name, "-o", name, "c/alloc.c", "-ldl"); err != nil {
+		return "", fmt.Errorf("build %s: %w", name, err)
+	}
+	return file, nil
+}
+
 func (lib library) build(ctx context.Context, dir string, options ...BuildOption) (built string, err error) {
 	var b build
 	for _, o := range options {
 		o(&b)
 	}
+	args := []string{
+		"-fPIC", "-shared", "-pthread",
+		// Only the vendor's functions are exported, so that two copies of a
+		// stand-in in one process have nothing in common.
+		"-fvisibility=hidden", "-Wl,-soname," + lib.soname,
+	}
+	for _, f := range b.without {
+		args = append(args, fmt.Sprintf("-D%s=left_out_%s", f, f))
+	}
+	args = append(args, "-o", lib.file)
+	for _, source := range slices.Concat(lib.sources, commonSources) {
+		args = append(args, path.Join("c", source))
+	}
+	return compile(ctx, dir, lib.file, append(args, "-ldl")...)
+}
+
+// compile runs the compiler, which makes file, and moves that into dir in one step.
+func compile(ctx context.Context, dir, file string, args ...string) (built string, err error) {
 	compiler := strings.Fields(cmp.Or(os.Getenv("CC"), "cc")) // CC may hold flags
 	if len(compiler) == 0 {
 		return "", errors.New("CC is blank")
@@ -131,8 +156,7 @@ func (lib library) build(ctx context.Context, dir string, options ...BuildOption
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	// The library is linked in a folder beside its place, so that moving it
-	// there is a rename.
+	// It is linked in a folder beside its place, so that moving it there is a rename.
 	work, err := os.MkdirTemp(dir, ".build-")
 	if err != nil {
 		return "", err
@@ -143,23 +167,7 @@ func (lib library) build(ctx context.Context, dir string, options ...BuildOption
 	if err := os.CopyFS(work, sources); err != nil {
 		return "", fmt.Errorf("unpack the sources: %w", err)
 	}
-
-	args := slices.Concat(compiler[1:], []string{
-		"-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra",
-		"-fPIC", "-shared", "-pthread",
-		// Only the vendor's functions are exported, so that two copies of a
-		// stand-in in one process have nothing in common.
-		"-fvisibility=hidden", "-Wl,-soname," + lib.soname,
-	})
-	for _, f := range b.without {
-		args = append(args, fmt.Sprintf("-D%s=left_out_%s", f, f))
-	}
-	args = append(args, "-o", lib.file)
-	for _, source := range slices.Concat(lib.sources, commonSources) {
-		args = append(args, path.Join("c", source))
-	}
-	args = append(args, "-ldl")
-
+	args = slices.Concat(compiler[1:], []string{"-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra"}, args)
 	run := exec.CommandContext(ctx, compiler[0], args...)
 	run.Dir = work
 	var said bytes.Buffer
@@ -171,8 +179,8 @@ func (lib library) build(ctx context.Context, dir string, options ...BuildOption
 		}
 		return "", err
 	}
-	built = filepath.Join(dir, lib.file)
-	if err := os.Rename(filepath.Join(work, lib.file), built); err != nil {
+	built = filepath.Join(dir, file)
+	if err := os.Rename(filepath.Join(work, file), built); err != nil {
 		return "", err
 	}
 	return built, nil

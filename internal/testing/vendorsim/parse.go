@@ -66,6 +66,10 @@ type parser struct {
 	// general ones.
 	drivers   map[string]*Driver
 	libraries map[string]*Library
+	// groups is the line of section [cgroup], 0 before it; inGroups says that it is this
+	// section.
+	groups   int
+	inGroups bool
 }
 
 type mistake struct {
@@ -144,7 +148,7 @@ func (p *parser) parseLine(line string) error {
 
 func (p *parser) beginSection(line string) error {
 	p.section, p.key, p.seen = line, nil, map[string]bool{}
-	p.card, p.mig, p.link, p.process = nil, nil, nil, nil
+	p.card, p.mig, p.link, p.process, p.inGroups = nil, nil, nil, nil, false
 	if !strings.HasSuffix(line, "]") {
 		return errors.New("a section has no closing ]")
 	}
@@ -166,6 +170,8 @@ func (p *parser) beginSection(line string) error {
 			p.library, p.key = l, p.libraryKey
 		}
 		return err
+	case word == "cgroup" && rest == "":
+		return p.beginControlGroups()
 	case word == "card" && rest != "":
 		return p.beginCard(rest)
 	case word == "mig" && rest != "":
@@ -271,6 +277,9 @@ func (p *parser) endSection() {
 	}
 	if p.mig != nil && !p.seen["profile"] {
 		p.wrong(p.mig.line, fmt.Errorf("%s has no profile", p.section))
+	}
+	if p.inGroups && !p.seen["root"] {
+		p.wrong(p.groups, fmt.Errorf("%s has no root", p.section))
 	}
 	if p.process != nil {
 		for _, key := range []string{"card", "pid", "mib"} {
@@ -383,13 +392,17 @@ func (p *parser) driverKey(key, value string) error {
 		d.CUDA = value
 		return checkVersion(key, value)
 	}
-	return p.unknownKey(key)
+	return p.limitsKey(key, value)
 }
 
 func (p *parser) libraryKey(key, value string) (err error) {
 	l := p.library
-	if key == "one_lock" {
+	switch key {
+	case "one_lock":
 		l.OneLock, err = parseBool(key, value)
+		return err
+	case "lacks":
+		l.Lacks, err = parseLacks(value)
 		return err
 	}
 	return p.callKey(&l.Calls, key, value)

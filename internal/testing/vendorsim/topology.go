@@ -26,6 +26,8 @@ type Topology struct {
 	Library   Library
 	Drivers   map[string]Driver
 	Libraries map[string]Library
+	// ControlGroups stand for the machine's.
+	ControlGroups ControlGroups
 	// Cards are the cards of all vendors. A card's number is its place here.
 	// Each vendor's library sees its own cards only and numbers those from 0.
 	Cards []Card
@@ -44,6 +46,14 @@ type Driver struct {
 	// CUDA is the highest CUDA version that the driver serves, such as "12.4",
 	// DefaultCUDA when empty.
 	CUDA string
+	// MemoryAccounting is MemoryAccountingOff when empty.
+	MemoryAccounting MemoryAccounting
+	// Persistence keeps the driver's state while no process uses a device. Without it
+	// limits are lost when the last process that allocated memory ends.
+	Persistence bool
+	// Run is the folder of the driver's state, relative to the folder of the topology
+	// file, which it is when empty.
+	Run string
 }
 
 // DriverState says whether the driver works.
@@ -68,6 +78,9 @@ type Library struct {
 	Calls
 	// OneLock makes a call that takes its time hold up all others.
 	OneLock bool
+	// Lacks are functions that the library does not have, as in older releases. They
+	// are left out where it is built; see Without.
+	Lacks []string
 }
 
 // Calls say how calls of a vendor's library behave.
@@ -188,6 +201,7 @@ const (
 // Limits of the format, the same as in c/topology.h.
 const (
 	maxText      = 63      // bytes of a model, uuid or version
+	maxPath      = 255     // bytes of a path
 	maxCards     = 1024    // cards of all vendors
 	maxCalls     = 32      // functions in one key
 	maxMinor     = 1048575 // Linux has 20 bits for it
@@ -298,12 +312,11 @@ func (t Topology) MinorOf(card int) int {
 
 // Clone returns a copy that shares nothing with t.
 func (t Topology) Clone() Topology {
-	t.Library.Calls = t.Library.clone()
+	t.Library = t.Library.clone()
 	t.Drivers = maps.Clone(t.Drivers)
 	t.Libraries = maps.Clone(t.Libraries)
 	for vendor, l := range t.Libraries {
-		l.Calls = l.clone()
-		t.Libraries[vendor] = l
+		t.Libraries[vendor] = l.clone()
 	}
 	t.Links = slices.Clone(t.Links)
 	t.Processes = cloneProcesses(t.Processes)
@@ -315,6 +328,11 @@ func (t Topology) Clone() Topology {
 		c.MIGDevices = cloneMIG(c.MIGDevices)
 	}
 	return t
+}
+
+func (l Library) clone() Library {
+	l.Calls, l.Lacks = l.Calls.clone(), slices.Clone(l.Lacks)
+	return l
 }
 
 func (c Calls) clone() Calls {
@@ -339,6 +357,9 @@ func (t Topology) Validate() error {
 		if d.CUDA != "" {
 			check(where, checkVersion("cuda", d.CUDA))
 		}
+		for _, err := range d.checkLimits() {
+			check(where, err)
+		}
 	}
 	calls := func(where string, c Calls) {
 		for _, err := range c.check() {
@@ -352,10 +373,15 @@ func (t Topology) Validate() error {
 		driver(where, t.Drivers[vendor])
 	}
 	calls("[library]", t.Library.Calls)
+	check("[library]", checkLacks(t.Library.Lacks))
 	for _, vendor := range slices.Sorted(maps.Keys(t.Libraries)) {
 		where := fmt.Sprintf("[library %s]", vendor)
 		check(where, checkVendor(vendor))
 		calls(where, t.Libraries[vendor].Calls)
+		check(where, checkLacks(t.Libraries[vendor].Lacks))
+	}
+	for _, err := range t.ControlGroups.check() {
+		check("[cgroup]", err)
 	}
 	if len(t.Cards) > maxCards {
 		check("cards", fmt.Errorf("there are %d, at most %d are possible", len(t.Cards), maxCards))
@@ -444,6 +470,7 @@ func (t Topology) Encode() ([]byte, error) {
 	for _, vendor := range slices.Sorted(maps.Keys(t.Libraries)) {
 		t.Libraries[vendor].encode(&b, fmt.Sprintf("\n[library %s]", vendor))
 	}
+	t.ControlGroups.encode(&b)
 	for i, c := range t.Cards {
 		fmt.Fprintf(&b, "\n[card %d]\nvendor = %s\nmodel = %s\nuuid = %s\nmemory_mib = %d\nnuma = %d\n",
 			i, c.Vendor, c.Model, c.UUID, c.MemoryMiB, c.NUMA)
@@ -500,6 +527,7 @@ func (d Driver) encode(b *strings.Builder, section string) {
 	if d.CUDA != "" {
 		fmt.Fprintf(b, "cuda = %s\n", d.CUDA)
 	}
+	d.encodeLimits(b)
 }
 
 func (l Library) encode(b *strings.Builder, section string) {
@@ -507,6 +535,9 @@ func (l Library) encode(b *strings.Builder, section string) {
 	l.Calls.encode(b)
 	if l.OneLock {
 		b.WriteString("one_lock = true\n")
+	}
+	if len(l.Lacks) > 0 {
+		fmt.Fprintf(b, "lacks = %s\n", strings.Join(l.Lacks, ","))
 	}
 }
 
@@ -660,9 +691,10 @@ func checkText(key, value string) error {
 
 // checkWritable refuses texts that would not read back as they are.
 func checkWritable(key, value string) error {
-	if err := checkText(key, value); err != nil {
-		return err
-	}
+	return cmp.Or(checkText(key, value), checkReadsBack(key, value))
+}
+
+func checkReadsBack(key, value string) error {
 	if strings.ContainsAny(value, "\x00\n") || value != trim(cutComment(value)) {
 		return fmt.Errorf("%s = %q cannot be written: line breaks, outer white space or a comment", key, value)
 	}

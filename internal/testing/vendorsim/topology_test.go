@@ -1,6 +1,7 @@
 package vendorsim_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,8 +45,16 @@ memory_mib = 0
 [ driver   nvidia ]
 state = absent
 cuda = 12.4
+memacct = misc
+persistence = on
+run = /run/driver
 [library iluvatar]
 delay_ms = 7
+lacks = nvmlInit_v2 , nvmlShutdown
+[cgroup]
+root = groups
+proc = proc
+hierarchy = devices
 [card 2]
 vendor = nvidia
 uuid = GPU-1
@@ -111,9 +120,12 @@ func TestParse(t *testing.T) {
 			Slow:  vendorsim.Delays{"EfmlGetDevMem": time.Hour, "EfmlInit": 20 * time.Millisecond},
 			Fail:  vendorsim.Failures{"EfmlGetDevMem": 254, "EfmlInit": 6},
 		}},
-		Drivers:   map[string]vendorsim.Driver{"nvidia": {State: vendorsim.DriverAbsent, CUDA: "12.4"}},
-		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Delay: 7 * time.Millisecond}}},
-		Links:     []vendorsim.Link{{A: 2, B: 3, Lanes: 12, OneWay: true}},
+		Drivers: map[string]vendorsim.Driver{"nvidia": {State: vendorsim.DriverAbsent, CUDA: "12.4",
+			MemoryAccounting: vendorsim.MemoryAccountingMisc, Persistence: true, Run: "/run/driver"}},
+		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Delay: 7 * time.Millisecond},
+			Lacks: []string{"nvmlInit_v2", "nvmlShutdown"}}},
+		ControlGroups: vendorsim.ControlGroups{Root: "groups", Proc: "proc", Hierarchy: "devices"},
+		Links:         []vendorsim.Link{{A: 2, B: 3, Lanes: 12, OneWay: true}},
 		Processes: []vendorsim.Process{{Card: 3, PID: 4711, MemoryMiB: 300}, {
 			Card: 2, MIG: new(3), PID: 4194304, MemoryMiB: vendorsim.UnknownMemory, Utilization: 100,
 			Lists: vendorsim.ListCompute | vendorsim.ListMPS,
@@ -193,7 +205,17 @@ var brokenFiles = map[string]struct {
 		[]string{"5: slow wants function:milliseconds, separated by commas"}},
 	"slow and fast": {"[library]\nslow = EfmlInit:0\n", []string{`2: slow milliseconds = "0" is not an integer from 1 to 3600000`}},
 	"lock":          {"[library]\none_lock = yes\n", []string{`2: one_lock = "yes" is not true or false`}},
-	"fail twice":    {"[library]\nfail = EfmlInit:6,EfmlInit:7\n", []string{"2: fail names EfmlInit twice"}},
+	"limits": {"[driver]\nmemacct = on\npersistence = true\nrun =\nrun = x\n", []string{
+		`2: memacct = "on" is not dmem, misc or off`, `3: persistence = "true" is not on or off`,
+		`4: run is empty`, `5: run is given twice in this section`}},
+	"long path": {"[driver]\nrun = " + strings.Repeat("r", 256) + "\n", []string{`2: run is longer than 255 bytes`}},
+	"control groups": {"[cgroup]\nproc = \nroof = /\n[cgroup]\n[cgroup x]\n", []string{
+		`1: [cgroup] has no root`, `2: proc is empty`, `3: unknown key "roof" in [cgroup]`, `4: section [cgroup] is given twice`,
+		`5: unknown section [cgroup x]`}},
+	"lacks nothing":  {"[library]\nlacks = nvmlInit_v2,\n", []string{`2: lacks names "", which is no function`}},
+	"lacks twice":    {"[library]\nlacks = f, f\n", []string{`2: lacks names f twice`}},
+	"lacks too many": {"[library]\nlacks = " + manyFunctions(33) + "\n", []string{`2: lacks has more than 32 functions`}},
+	"fail twice":     {"[library]\nfail = EfmlInit:6,EfmlInit:7\n", []string{"2: fail names EfmlInit twice"}},
 	"long uuid": {"[card 0]\nvendor = enflame\nmemory_mib = 1\nuuid = " + strings.Repeat("u", 64) + "\n",
 		[]string{"4: uuid is longer than 63 bytes"}},
 	"more used than there": {
@@ -363,13 +385,15 @@ func TestWriteAndReadBack(t *testing.T) {
 		Driver:  vendorsim.Driver{State: vendorsim.DriverAbsent, Version: "2"},
 		Library: vendorsim.Library{Calls: vendorsim.Calls{Delay: time.Second, Fail: vendorsim.Failures{"b": 2, "a": 1}}, OneLock: true},
 		Drivers: map[string]vendorsim.Driver{
-			"nvidia":   {State: vendorsim.DriverLoaded, Version: "550.54.15", CUDA: "12.4"},
+			"nvidia": {State: vendorsim.DriverLoaded, Version: "550.54.15", CUDA: "12.4",
+				MemoryAccounting: vendorsim.MemoryAccountingDmem, Persistence: true, Run: "run"},
 			"iluvatar": {State: vendorsim.DriverBroken},
 		},
 		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Fail: vendorsim.Failures{"c": 3},
-			Slow: vendorsim.Delays{"d": time.Second}}}},
-		Cards: slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
-		Links: vendorsim.AllLinked(2, 3, 4),
+			Slow: vendorsim.Delays{"d": time.Second}}, Lacks: []string{"f", "e"}}},
+		ControlGroups: vendorsim.ControlGroups{Root: "/cgroup", Hierarchy: "name=systemd"},
+		Cards:         slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
+		Links:         vendorsim.AllLinked(2, 3, 4),
 		Processes: []vendorsim.Process{{Card: 2, PID: 7, MemoryMiB: 300}, {Card: 2, PID: 8, MemoryMiB: vendorsim.UnknownMemory},
 			{Card: 0, PID: 9, MemoryMiB: 1},
 			{Card: 3, MIG: new(2), PID: 10, Utilization: 7, Lists: vendorsim.ListGraphics | vendorsim.ListMPS},
@@ -407,7 +431,7 @@ func TestWriteAndReadBack(t *testing.T) {
 	}
 	other := want.Clone()
 	other.Drivers["nvidia"] = vendorsim.Driver{}
-	other.Libraries["iluvatar"].Fail["c"] = 4
+	other.Libraries["iluvatar"].Fail["c"], other.Libraries["iluvatar"].Lacks[0] = 4, "g"
 	other.Links[0].Lanes = 1
 	other.Processes[0].PID, *other.Processes[3].MIG = 9, 0
 	other.Cards[3].MIGDevices[0].Profile = "2g.10gb"
@@ -441,8 +465,10 @@ func TestValidate(t *testing.T) {
 			}},
 			{Chip: -1, PCI: "3b:00.0", Compute: "9", MIG: "on", XID: vendorsim.XID{Number: 1}, Board: " b"},
 		},
-		Drivers:   map[string]vendorsim.Driver{"acme": {CUDA: "12"}},
-		Libraries: map[string]vendorsim.Library{"nvidia": {Calls: vendorsim.Calls{Delay: -1}}},
+		Drivers: map[string]vendorsim.Driver{"acme": {CUDA: "12", MemoryAccounting: "on", Run: "a #b"}},
+		Libraries: map[string]vendorsim.Library{"nvidia": {Calls: vendorsim.Calls{Delay: -1},
+			Lacks: slices.Repeat([]string{"f"}, 2)}},
+		ControlGroups: vendorsim.ControlGroups{Proc: strings.Repeat("p", 256), Hierarchy: " "},
 		Links: []vendorsim.Link{
 			{A: 0, B: 1, Lanes: 1}, {A: 1, B: 0, Lanes: 1}, {A: 1, B: 1, Lanes: 1}, {A: 0, B: 4, Lanes: 1}, {A: 3, B: 0},
 		},
@@ -455,12 +481,18 @@ func TestValidate(t *testing.T) {
 [driver]: version = " 1" cannot be written: line breaks, outer white space or a comment
 [driver acme]: vendor = "acme" is not enflame, nvidia or iluvatar
 [driver acme]: cuda = "12" is not a version such as 12.4
+[driver acme]: memacct = "on" is not dmem, misc or off
+[driver acme]: run = "a #b" cannot be written: line breaks, outer white space or a comment
 [library]: delay of 1µs is not in whole milliseconds from 0 to 1h0m0s
 [library]: slow names "", which is no function
 [library]: delay of 0s is not in whole milliseconds from 1 to 1h0m0s
 [library]: fail code = "1000" is not an integer from 1 to 999
 [library]: fail names "two words", which is no function
 [library nvidia]: delay of -1ns is not in whole milliseconds from 0 to 1h0m0s
+[library nvidia]: lacks names f twice
+[cgroup]: root is empty
+[cgroup]: hierarchy = " " cannot be written: line breaks, outer white space or a comment
+[cgroup]: proc is longer than 255 bytes
 [card 0]: model = "S60 #2" cannot be written: line breaks, outer white space or a comment
 [card 0]: uuid = "a\nlost = true" cannot be written: line breaks, outer white space or a comment
 [card 0]: memory_mib = "-1" is not an integer from 0 to 4294967295
@@ -512,4 +544,13 @@ func TestValidate(t *testing.T) {
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("Write made the file: %v", err)
 	}
+}
+
+// manyFunctions returns names of n functions for a key.
+func manyFunctions(n int) string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprint("f", i)
+	}
+	return strings.Join(names, ",")
 }

@@ -20,6 +20,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/image"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/pki"
@@ -234,7 +235,26 @@ func TestWriteFile(t *testing.T) {
 }
 
 func TestShellImage(t *testing.T) {
-	spec := shellSpec("/proc/self/exe")
+	program, err := vendorsim.BuildAllocator(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := shellSpec("/proc/self/exe", program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := image.Build(spec); err != nil {
+		t.Error(err)
+	}
+	loader, err := image.Interpreter(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/bin/alloc", loader} {
+		if !slices.ContainsFunc(spec.Files, func(f image.File) bool { return f.Path == path }) {
+			t.Errorf("the image has no %s", path)
+		}
+	}
 	for _, name := range []string{"sh", "ls", "cat", "sleep", "env"} {
 		if !slices.ContainsFunc(spec.Files, func(f image.File) bool { return f.Path == "/bin/"+name && f.Target == "busybox" }) {
 			t.Errorf("the image has no %s", name)

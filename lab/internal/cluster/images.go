@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/image"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
@@ -17,6 +18,9 @@ const schedulerInImage = "/usr/local/bin/kube-scheduler"
 
 // busybox is the static program that Debian's busybox-static installs.
 const busybox = "/bin/busybox"
+
+// allocator is the name of the program in that image that allocates memory of a GPU.
+const allocator = "alloc"
 
 // shellApplets are the commands of the image for pods of demo and tests.
 var shellApplets = []string{
@@ -40,6 +44,13 @@ func (c *Cluster) loadImages(ctx context.Context, labDir string) error {
 		"build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", pause, "./cmd/pause"); err != nil {
 		return fmt.Errorf("build the sandbox's program: %w", err)
 	}
+	if _, err := vendorsim.BuildAllocator(ctx, layout.StateDir); err != nil {
+		return err
+	}
+	shell, err := shellSpec(busybox, filepath.Join(layout.StateDir, allocator))
+	if err != nil {
+		return err
+	}
 	specs := []image.Spec{
 		{
 			Name: PauseImage, Entrypoint: []string{"/pause"}, User: "65535:65535",
@@ -53,7 +64,7 @@ func (c *Cluster) loadImages(ctx context.Context, labDir string) error {
 				{Path: "/tmp", Dir: true, Mode: 0o777 | fs.ModeSticky},
 			},
 		},
-		shellSpec(busybox),
+		shell,
 	}
 	for _, spec := range specs {
 		img, err := image.Build(spec)
@@ -72,14 +83,21 @@ func (c *Cluster) loadImages(ctx context.Context, labDir string) error {
 	return nil
 }
 
-// shellSpec returns an image of one static program under many names.
-func shellSpec(program string) image.Spec {
-	files := []image.File{
+// shellSpec returns an image of one static program under many names, and of the program
+// that allocates memory of a GPU, with what it loads. The driver's library is not in it:
+// a container gets that with its GPU.
+func shellSpec(program, alloc string) (image.Spec, error) {
+	files, err := image.Libraries(alloc)
+	if err != nil {
+		return image.Spec{}, err
+	}
+	files = append(files, []image.File{
 		{Path: "/bin/busybox", Source: program},
+		{Path: "/bin/" + allocator, Source: alloc},
 		{Path: "/tmp", Dir: true, Mode: 0o777 | fs.ModeSticky},
 		{Path: "/etc/passwd", Content: []byte("root:x:0:0:root:/:/bin/sh\n"), Mode: 0o644},
 		{Path: "/etc/group", Content: []byte("root:x:0:\n"), Mode: 0o644},
-	}
+	}...)
 	for _, applet := range shellApplets {
 		files = append(files, image.File{Path: "/bin/" + applet, Target: "busybox"})
 	}
@@ -87,5 +105,5 @@ func shellSpec(program string) image.Spec {
 	files = append(files, image.File{Path: "/bin/bash", Content: []byte(strings.Join([]string{
 		"#!/bin/sh", `exec /bin/sh "$@"`, "",
 	}, "\n"))})
-	return image.Spec{Name: ShellImage, Files: files, Cmd: []string{"sleep", "infinity"}}
+	return image.Spec{Name: ShellImage, Files: files, Cmd: []string{"sleep", "infinity"}}, nil
 }

@@ -60,7 +60,7 @@ func (s *Simulated) Install(ctx context.Context, path string) error {
 	}
 	for _, p := range s.placesOf(topology) {
 		// A library of an earlier checkout is replaced.
-		if err := s.installLibrary(ctx, p); err != nil {
+		if err := s.installLibrary(ctx, p, topology); err != nil {
 			return err
 		}
 	}
@@ -81,7 +81,7 @@ func (s *Simulated) SetTopology(ctx context.Context, data []byte) error {
 		if _, err := os.Stat(p.library); err == nil {
 			continue
 		}
-		if err := s.installLibrary(ctx, p); err != nil {
+		if err := s.installLibrary(ctx, p, topology); err != nil {
 			return err
 		}
 	}
@@ -136,8 +136,9 @@ func (s *Simulated) claimAll(topology vendorsim.Topology) error {
 	return nil
 }
 
-func (s *Simulated) installLibrary(ctx context.Context, p place) error {
-	if _, err := vendorsim.Build(ctx, p.vendor, filepath.Dir(p.library)); err != nil {
+func (s *Simulated) installLibrary(ctx context.Context, p place, topology vendorsim.Topology) error {
+	lacks := vendorsim.Without(topology.LibraryOf(p.vendor).Lacks...)
+	if _, err := vendorsim.Build(ctx, p.vendor, filepath.Dir(p.library), lacks); err != nil {
 		return fmt.Errorf("install the library of %s: %w", p.vendor, err)
 	}
 	// A container sees the machine below some folder, where an absolute link
@@ -289,7 +290,7 @@ func (s *Simulated) Remove() error {
 			errs = append(errs, fmt.Errorf("remove a simulated card: %w", err))
 		}
 	}
-	for _, p := range r.Paths {
+	for _, p := range append(s.stateFiles(), r.Paths...) {
 		if err := os.RemoveAll(p); err != nil {
 			errs = append(errs, fmt.Errorf("remove simulated hardware: %w", err))
 		}
@@ -301,6 +302,15 @@ func (s *Simulated) Remove() error {
 		return fmt.Errorf("forget simulated hardware: %w", err)
 	}
 	return nil
+}
+
+// stateFiles returns what programs have made of the state of the drivers.
+func (s *Simulated) stateFiles() []string {
+	topology, err := vendorsim.Read(s.topology)
+	if err != nil {
+		return nil // no library has worked with it
+	}
+	return topology.StateFiles(filepath.Dir(s.topology))
 }
 
 // Installed returns what is on the machine of simulated hardware, whether it

@@ -2,7 +2,8 @@
  * Stand-in for libnvidia-ml.so.1, NVIDIA's management library (NVML). It has no
  * hardware behind it, only a topology file. nvmlabi.c has the functions that
  * other vendors' libraries have under the same names, nvmlmig.c those about MIG,
- * nvmlprocess.c those about processes.
+ * nvmlprocess.c those about processes,
+ * nvmllimits.c those about limits of memory.
  */
 #include "nvmlabi.h"
 
@@ -80,6 +81,8 @@ NVML_API const char *nvmlErrorString(nvml_return code)
 		return "GPU is lost";
 	case NVML_ERROR_RESET_REQUIRED:
 		return "GPU requires reset";
+	case NVML_ERROR_OPERATING_SYSTEM:
+		return "Operating System";
 	case NVML_ERROR_LIB_RM_VERSION_MISMATCH:
 		return "Driver/library version mismatch";
 	case NVML_ERROR_MEMORY:

@@ -22,6 +22,7 @@ static nvml_return driver_code(void)
 	case DRIVER_LOADED:
 		return NVML_SUCCESS;
 	case DRIVER_ABSENT:
+		nvml_driver_gone();
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	case DRIVER_BROKEN:
 		break;
@@ -388,18 +389,33 @@ static uint64_t mig_used_mib(const struct card *card, const struct mig_device *m
 	return used;
 }
 
-static struct nvml_memory memory_of(const struct nvml_target *target)
+/* Fills the memory of a card or a MIG device. The lock is held. */
+static nvml_return memory_of(const struct nvml_target *target, struct nvml_memory *out)
 {
 	const struct mig_device *m = target->mig;
-	uint64_t total = m ? m->memory_mib : target->card->memory_mib;
-	uint64_t used = m ? mig_used_mib(target->card, m) : sim_used_mib(&sim, target->card);
+	uint64_t total = (m ? m->memory_mib : target->card->memory_mib) << 20;
+	uint64_t used = (m ? mig_used_mib(target->card, m) : sim_used_mib(&sim, target->card)) << 20;
+	uint64_t allocated = 0;
 
-	if (used > total) /* of a MIG device, whose processes may be said to use more than it has */
+	if (!m && !nvml_driver_used(target->card, &allocated))
+		return NVML_ERROR_UNKNOWN;
+	used += allocated;
+	if (used > total) /* the topology file may say afterwards that processes use more than there is */
 		used = total;
-	return (struct nvml_memory){.total = total << 20, .free = (total - used) << 20, .used = used << 20};
+	*out = (struct nvml_memory){.total = total, .free = total - used, .used = used};
+	return NVML_SUCCESS;
 }
 
-NVML_TARGET_VALUE(nvmlDeviceGetMemoryInfo, struct nvml_memory, memory_of(&target))
+NVML_API nvml_return nvmlDeviceGetMemoryInfo(struct device *device, struct nvml_memory *out)
+{
+	struct nvml_target target;
+	nvml_return code = nvml_begin_target("nvmlDeviceGetMemoryInfo", device, out, &target);
+
+	if (code == NVML_SUCCESS)
+		code = memory_of(&target, out);
+	sim_leave(&sim);
+	return code;
+}
 
 NVML_API nvml_return nvmlDeviceGetMemoryInfo_v2(struct device *device, struct nvml_memory_v2 *out)
 {
@@ -409,12 +425,16 @@ NVML_API nvml_return nvmlDeviceGetMemoryInfo_v2(struct device *device, struct nv
 	/* The caller says in version which struct it has room for. */
 	if (code == NVML_SUCCESS && out->version != (sizeof *out | 2 << 24))
 		code = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	struct nvml_memory m;
+	if (code == NVML_SUCCESS)
+		code = memory_of(&target, &m);
 	if (code == NVML_SUCCESS) {
-		struct nvml_memory m = memory_of(&target);
 		out->total = m.total;
 		out->reserved = 0;
 		out->free = m.free;
 		out->used = m.used;
+		if (!target.mig && !nvml_driver_cap(target.card, out))
+			code = NVML_ERROR_UNKNOWN;
 	}
 	sim_leave(&sim);
 	return code;

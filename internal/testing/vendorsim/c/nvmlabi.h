@@ -29,6 +29,7 @@ enum {
 	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
 	NVML_ERROR_GPU_IS_LOST = 15,
 	NVML_ERROR_RESET_REQUIRED = 16,
+	NVML_ERROR_OPERATING_SYSTEM = 17,
 	NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
 	NVML_ERROR_MEMORY = 20,
 	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
@@ -94,6 +95,20 @@ _Static_assert(sizeof(struct nvml_event_data) == 32, "nvmlEventData_t has 32 byt
 /* The vendor's file defines these two. */
 extern struct sim sim;
 extern const uint32_t nvml_pci_device_id; /* of its cards; the lower half is the vendor's PCI id */
+
+/*
+ * So it does these, which are about what the vendor's driver knows beyond the
+ * topology file. They return false if that cannot be read. The lock is held.
+ */
+
+/* The memory of a card that processes have allocated, in bytes. */
+bool nvml_driver_used(const struct card *card, uint64_t *bytes);
+
+/* Makes of the memory of a card what the calling process may see of it. */
+bool nvml_driver_cap(const struct card *card, struct nvml_memory_v2 *memory);
+
+/* The driver is not loaded. */
+void nvml_driver_gone(void);
 
 /* A device per card. Its place is the card's. */
 extern struct device devices[TOPOLOGY_MAX_CARDS];

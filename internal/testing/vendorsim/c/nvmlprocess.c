@@ -1,13 +1,15 @@
 /* The functions of NVML that are about processes and who may use a GPU. */
-#include "nvmlabi.h"
+#include "nvmllimits.h"
 
 #include <time.h>
 
-/* The values of nvmlComputeMode_t and nvmlEnableState_t that simulated cards have. */
+/* The value of nvmlComputeMode_t that simulated cards have. */
 enum {
 	COMPUTE_MODE_DEFAULT = 0,
-	PERSISTENCE_DISABLED = 0,
 };
+
+/* Processes that allocated memory. Guarded by sim.lock. */
+static struct nvml_allocator allocators[STATE_CLIENTS];
 
 /* The second and the third version of the struct. */
 struct nvml_process {
@@ -26,7 +28,26 @@ _Static_assert(sizeof(struct nvml_process) == 24, "nvmlProcessInfo_t has 24 byte
 _Static_assert(sizeof(struct nvml_utilization) == 32, "nvmlProcessUtilizationSample_t has 32 bytes");
 
 NVML_VALUE(nvmlDeviceGetComputeMode, int, COMPUTE_MODE_DEFAULT)
-NVML_VALUE(nvmlDeviceGetPersistenceMode, int, PERSISTENCE_DISABLED)
+NVML_VALUE(nvmlDeviceGetPersistenceMode, int, sim.driver->persistence)
+
+/* Adds the processes that allocated memory to a list that has room for that many. */
+static nvml_return list_allocators(const struct card *card, uint32_t *count, uint32_t room, struct nvml_process *out)
+{
+	int n = nvml_allocators(card, allocators);
+
+	for (int i = 0; i < n; i++) {
+		if (*count < room) {
+			out[*count] = (struct nvml_process){
+				.pid = (uint32_t)allocators[i].pid,
+				.used = allocators[i].bytes,
+				.gpu_instance = SIM_NO_INSTANCE,
+				.compute_instance = SIM_NO_INSTANCE,
+			};
+		}
+		++*count;
+	}
+	return n < 0 ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
+}
 
 /* The processes of a card or of a MIG device that are in a list. */
 static nvml_return list(const char *function, struct device *device, uint32_t *count, struct nvml_process *out,
@@ -58,7 +79,9 @@ static nvml_return list(const char *function, struct device *device, uint32_t *c
 			}
 			++*count;
 		}
-		if (*count > room)
+		if (!target.mig && which == LIST_COMPUTE)
+			code = list_allocators(target.card, count, room, out);
+		if (code == NVML_SUCCESS && *count > room)
 			code = NVML_ERROR_INSUFFICIENT_SIZE;
 	}
 	sim_leave(&sim);

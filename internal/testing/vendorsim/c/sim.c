@@ -32,15 +32,9 @@ static void sleep_step(int64_t ns)
 		;
 }
 
-/* Finds the topology file: by the environment, else beside this library. */
+/* Finds the topology file: it is beside this library, and a process cannot choose another. */
 static void locate(struct sim *s)
 {
-	const char *given = getenv("DIVVY_SIM_TOPOLOGY");
-	if (given && *given) {
-		snprintf(s->path, sizeof s->path, "%s", given);
-		return;
-	}
-
 	static const char here; /* an address inside this very library */
 	char real[PATH_MAX] = "topology.ini";
 	Dl_info info;
@@ -51,6 +45,18 @@ static void locate(struct sim *s)
 	if (folder + (int)sizeof "topology.ini" > (int)sizeof s->path)
 		folder = 0; /* too long to be opened anyway */
 	snprintf(s->path, sizeof s->path, "%.*stopology.ini", folder, real);
+}
+
+bool sim_path(const struct sim *s, const char *named, char *out, size_t size)
+{
+	char real[PATH_MAX];
+
+	if (*named == '/')
+		return snprintf(out, size, "%s", named) < (int)size;
+	if (!realpath(s->path, real))
+		snprintf(real, sizeof real, "%s", s->path);
+	const char *slash = strrchr(real, '/');
+	return snprintf(out, size, "%.*s%s", slash ? (int)(slash - real) + 1 : 0, real, named) < (int)size;
 }
 
 static bool same_file(const struct stat *a, const struct stat *b)

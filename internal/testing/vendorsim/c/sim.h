@@ -104,6 +104,13 @@ bool sim_event_after(const struct sim *s, uint64_t after, struct sim_event *out)
  */
 bool sim_wait_step(struct sim *s, int64_t ns);
 
+/*
+ * Writes the path of a file that the topology file names into out. Relative ones
+ * start at the topology file's folder, links followed. Returns false if there is
+ * no room. The lock is held.
+ */
+bool sim_path(const struct sim *s, const char *named, char *out, size_t size);
+
 /* Nanoseconds on a clock that never jumps. */
 int64_t sim_now_ns(void);
 

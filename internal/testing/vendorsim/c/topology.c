@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum section { NO_SECTION, DRIVER, LIBRARY, CARD, MIG, LINK, PROCESS };
+enum section { NO_SECTION, DRIVER, LIBRARY, CGROUP, CARD, MIG, LINK, PROCESS };
 
 const char *const topology_vendors[TOPOLOGY_VENDORS] = {"enflame", "nvidia", "iluvatar"};
 
@@ -53,13 +53,20 @@ enum key {
 	KEY_GI = 1 << 28,
 	KEY_CI = 1 << 29,
 	KEY_CAPS = 1 << 30,
-	/* Of a section without the keys above. */
+	/* Of sections without the keys above that have the same bit. */
 	KEY_CARD = 1 << 0,
 	KEY_PID = 1 << 1,
 	KEY_MIB = 1 << 2,
 	KEY_ON_MIG = 1 << 3,
 	KEY_UTILIZATION = 1 << 4,
 	KEY_LISTS = 1 << 5,
+	KEY_MEMACCT = 1 << 4,
+	KEY_PERSISTENCE = 1 << 5,
+	KEY_RUN = 1 << 6,
+	KEY_LACKS = 1 << 4,
+	KEY_ROOT = 1 << 0,
+	KEY_PROC = 1 << 1,
+	KEY_HIERARCHY = 1 << 2,
 };
 
 /* A [mig] section: a MIG device of a card that may not have been described yet. */
@@ -75,7 +82,7 @@ struct parser {
 	char name[48];	    /* of the section, as messages show it */
 	unsigned seen;	    /* keys of the section so far */
 	struct card *slots; /* TOPOLOGY_MAX_CARDS of them by index; line 0 is an empty slot */
-	int current;	    /* index of this section's driver, library or card */
+	int current;	    /* index of this section's driver, library or card, line of a section [cgroup] */
 	struct mig_section *migs; /* MAX_MIG_DEVICES of them */
 	int mig_count;		  /* the last is that of a section [mig] */
 	struct link *links; /* TOPOLOGY_MAX_LINKS of them */
@@ -152,6 +159,18 @@ static bool parse_text(struct parser *p, const char *key, const char *value, cha
 	return true;
 }
 
+static bool parse_path(struct parser *p, const char *key, const char *value, char out[TOPOLOGY_PATH])
+{
+	size_t n = strlen(value);
+
+	if (n == 0)
+		return fail(p, p->line, "%s is empty", key);
+	if (n >= TOPOLOGY_PATH)
+		return fail(p, p->line, "%s is longer than %d bytes", key, TOPOLOGY_PATH - 1);
+	memcpy(out, value, n + 1);
+	return true;
+}
+
 static bool is_function_name(const char *s)
 {
 	if (*s == '\0' || strlen(s) >= TOPOLOGY_TEXT)
@@ -194,6 +213,34 @@ static bool parse_calls(struct parser *p, const char *key, const char *what, lon
 			return fail(p, p->line, "%s has more than %d functions", key, TOPOLOGY_MAX_CALLS);
 		memcpy(out->list[out->count].function, name, strlen(name) + 1);
 		out->list[out->count++].number = (int)n;
+		item = next;
+	}
+	return true;
+}
+
+/*
+ * Parses names of functions, separated by commas, that the library is built
+ * without: none of them calls this.
+ */
+static bool parse_lacks(struct parser *p, char *value)
+{
+	struct calls names = {0};
+
+	if (*value == '\0')
+		return true;
+	for (char *item = value; item;) {
+		char *next = strchr(item, ',');
+		if (next)
+			*next++ = '\0';
+		item = trim(item);
+		if (!is_function_name(item))
+			return fail(p, p->line, "lacks names \"%s\", which is no function", item);
+		if (calls_find(&names, item) != 0)
+			return fail(p, p->line, "lacks names %s twice", item);
+		if (names.count == TOPOLOGY_MAX_CALLS)
+			return fail(p, p->line, "lacks has more than %d functions", TOPOLOGY_MAX_CALLS);
+		memcpy(names.list[names.count].function, item, strlen(item) + 1);
+		names.list[names.count++].number = 1;
 		item = next;
 	}
 	return true;
@@ -327,6 +374,42 @@ static bool driver_key(struct parser *p, const char *key, const char *value)
 		return once(p, KEY_VERSION, key) && parse_text(p, key, value, d->version);
 	if (strcmp(key, "cuda") == 0)
 		return once(p, KEY_CUDA, key) && parse_version(p, key, value, &d->cuda_major, &d->cuda_minor);
+	if (strcmp(key, "memacct") == 0) {
+		if (!once(p, KEY_MEMACCT, key))
+			return false;
+		if (strcmp(value, "off") == 0)
+			d->memacct = MEMACCT_OFF;
+		else if (strcmp(value, "misc") == 0)
+			d->memacct = MEMACCT_MISC;
+		else if (strcmp(value, "dmem") == 0)
+			d->memacct = MEMACCT_DMEM;
+		else
+			return fail(p, p->line, "memacct = \"%s\" is not dmem, misc or off", value);
+		return true;
+	}
+	if (strcmp(key, "persistence") == 0) {
+		if (!once(p, KEY_PERSISTENCE, key))
+			return false;
+		d->persistence = strcmp(value, "on") == 0;
+		if (!d->persistence && strcmp(value, "off") != 0)
+			return fail(p, p->line, "persistence = \"%s\" is not on or off", value);
+		return true;
+	}
+	if (strcmp(key, "run") == 0)
+		return once(p, KEY_RUN, key) && parse_path(p, key, value, d->run);
+	return unknown_key(p, key);
+}
+
+static bool cgroup_key(struct parser *p, const char *key, const char *value)
+{
+	struct cgroup_view *v = &p->topology->cgroup;
+
+	if (strcmp(key, "root") == 0)
+		return once(p, KEY_ROOT, key) && parse_path(p, key, value, v->root);
+	if (strcmp(key, "proc") == 0)
+		return once(p, KEY_PROC, key) && parse_path(p, key, value, v->proc);
+	if (strcmp(key, "hierarchy") == 0)
+		return once(p, KEY_HIERARCHY, key) && parse_text(p, key, value, v->hierarchy);
 	return unknown_key(p, key);
 }
 
@@ -361,6 +444,8 @@ static bool library_key(struct parser *p, const char *key, char *value)
 
 	if (strcmp(key, "one_lock") == 0)
 		return once(p, KEY_LOCK, key) && parse_bool(p, key, value, &l->one_lock);
+	if (strcmp(key, "lacks") == 0)
+		return once(p, KEY_LACKS, key) && parse_lacks(p, value);
 	if (!call_key(p, key, value, &l->delay_ms, &l->slow, &l->failing, &known))
 		return false;
 	return known || unknown_key(p, key);
@@ -627,6 +712,8 @@ static bool end_section(struct parser *p)
 		return fail(p, p->links[p->link_count - 1].line, "[%s] has no lanes", p->name);
 	if (p->section == MIG && !(p->seen & KEY_PROFILE))
 		return fail(p, p->migs[p->mig_count - 1].device.line, "[%s] has no profile", p->name);
+	if (p->section == CGROUP && !(p->seen & KEY_ROOT))
+		return fail(p, p->current, "[%s] has no root", p->name);
 	if (p->section == PROCESS)
 		return end_process(p);
 	if (p->section != CARD)
@@ -674,6 +761,17 @@ static bool begin_settings(struct parser *p, enum section section, const char *w
 		return fail(p, p->line, "section [%s] is given twice", p->name);
 	seen[p->current] = true;
 	p->section = section;
+	return true;
+}
+
+static bool begin_cgroup(struct parser *p)
+{
+	if (p->topology->has_cgroup)
+		return fail(p, p->line, "section [cgroup] is given twice");
+	p->topology->has_cgroup = true;
+	snprintf(p->name, sizeof p->name, "cgroup");
+	p->current = p->line;
+	p->section = CGROUP;
 	return true;
 }
 
@@ -793,6 +891,8 @@ static bool begin_section(struct parser *p, char *name)
 		return begin_settings(p, DRIVER, "driver", rest, p->topology->has_driver);
 	if (begins_with(name, "library", &rest))
 		return begin_settings(p, LIBRARY, "library", rest, p->topology->has_library);
+	if (begins_with(name, "cgroup", &rest) && !*rest)
+		return begin_cgroup(p);
 	if (begins_with(name, "card", &rest) && *rest)
 		return begin_card(p, rest);
 	if (begins_with(name, "mig", &rest) && *rest)
@@ -824,6 +924,8 @@ static bool parse_line(struct parser *p, char *line)
 		return driver_key(p, key, value);
 	case LIBRARY:
 		return library_key(p, key, value);
+	case CGROUP:
+		return cgroup_key(p, key, value);
 	case CARD:
 		return card_key(p, key, value);
 	case MIG:

@@ -13,6 +13,7 @@
 
 enum {
 	TOPOLOGY_TEXT = 64,	   /* bytes of a model, uuid or version, with the NUL */
+	TOPOLOGY_PATH = 256,	   /* bytes of a path, with the NUL */
 	TOPOLOGY_MAX_CARDS = 1024, /* more than any vendor's library allows, so that too many can be simulated */
 	TOPOLOGY_MAX_CALLS = 32, /* functions in one key */
 	TOPOLOGY_MAX_LINKS = 4096,
@@ -28,11 +29,24 @@ enum {
 
 enum driver_state { DRIVER_LOADED, DRIVER_ABSENT, DRIVER_BROKEN };
 
+/* How the driver limits the memory of control groups, if at all. */
+enum memacct { MEMACCT_OFF, MEMACCT_MISC, MEMACCT_DMEM };
+
 /* A [driver] section. */
 struct driver {
 	enum driver_state state;
 	char version[TOPOLOGY_TEXT];
 	int cuda_major, cuda_minor; /* the highest version that the driver serves */
+	enum memacct memacct;
+	bool persistence;	 /* the driver keeps its state while no process uses a card */
+	char run[TOPOLOGY_PATH]; /* the folder of its state, "" for that of the topology file */
+};
+
+/* The [cgroup] section: what stands for the file systems of control groups. */
+struct cgroup_view {
+	char root[TOPOLOGY_PATH];      /* for /sys/fs/cgroup; "": the machine's own file systems */
+	char proc[TOPOLOGY_PATH];      /* for /proc, "" for /proc itself */
+	char hierarchy[TOPOLOGY_TEXT]; /* of version 1 whose paths stand for those of version 2, "" for version 2 */
 };
 
 /* Functions of the vendor's library, each with a number. */
@@ -145,6 +159,8 @@ struct topology {
 	int link_count;
 	struct process *processes; /* in the order of the file */
 	int process_count;
+	struct cgroup_view cgroup;
+	bool has_cgroup;
 };
 
 /* The vendors that a card can be of. */
