@@ -54,7 +54,8 @@ const DefaultTimeout = 30 * time.Second
 // that a program never changes under its name.
 const prefix = "divvy-hook-"
 
-var name = regexp.MustCompile("^" + prefix + "[0-9a-f]{16}$")
+// Name matches the names of installed programs, also of one that a crash left half-written.
+var Name = regexp.MustCompile("^" + prefix + "[0-9a-f]{16}(" + regexp.QuoteMeta(atomicfile.Suffix) + ")?$")
 
 // Install installs the program and runs it on the host as a test. It returns its path on the
 // host. A program that is installed already is only tested. The error says why containers
@@ -171,7 +172,7 @@ func Tidy(o Options, current, cdiDir string) error {
 	}
 	var former []string
 	for _, e := range entries {
-		if n := strings.TrimSuffix(e.Name(), atomicfile.Suffix); name.MatchString(n) && n != path.Base(current) {
+		if Name.MatchString(e.Name()) && e.Name() != path.Base(current) {
 			former = append(former, e.Name())
 		}
 	}

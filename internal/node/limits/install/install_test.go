@@ -31,7 +31,7 @@ func TestInstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	info, err := os.Stat(file)
-	if err != nil || info.Mode() != 0o755 || filepath.Dir(file) != o.Dir || !name.MatchString(filepath.Base(file)) {
+	if err != nil || info.Mode() != 0o755 || filepath.Dir(file) != o.Dir || !Name.MatchString(filepath.Base(file)) {
 		t.Errorf("installed %s: %v, %v", file, info, err)
 	}
 	if again, err := Install(t.Context(), o); err != nil || again != file {
