@@ -96,10 +96,8 @@ true
 {{/* "true" when some node limits the memory of containers in the driver, else nothing. */}}
 {{- define "divvy.node.limits" -}}
 {{- $on := false -}}
-{{- range include "divvy.node.configs" . | fromJson -}}
-{{- range (fromYaml .).resources -}}
+{{- range include "divvy.resources" . | fromJsonArray -}}
 {{- $on = or $on (eq (.isolation | default "none") "driver") -}}
-{{- end -}}
 {{- end -}}
 {{- if $on -}}
 true
