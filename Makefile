@@ -150,7 +150,7 @@ check-tests:
 build: ## Build the programs into bin/.
 	@mkdir -p $(BIN)
 	$(NODE_ENV) go build -buildvcs=false -trimpath -tags $(NODE_TAGS) -ldflags '$(NODE_LDFLAGS)' -o $(BIN)/ ./cmd/divvy-node
-	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/divvy-control ./cmd/kubectl-divvy
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/divvy-control ./cmd/divvy-hook ./cmd/kubectl-divvy
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go mod tidy -diff, golangci-lint (with go vet), actionlint and helm lint.

@@ -93,6 +93,8 @@ var nameTable = []struct {
 			"at least as new as the write of this condition before it answers; [extender.md](../extender.md)"},
 		{"DivvyMemoryOveruse", "Node", "divvy-node", "whether a container uses more memory of a device than its allocation; there while " +
 			"use is measured, [usage.md](../usage.md#overuse)"},
+		{"DivvyIsolationLost", "Node", "divvy-node", "whether the memory of a device is not limited for all that use it; there while a " +
+			"resource has `isolation: driver`"},
 	}},
 	{"Resources", []name{
 		{"enflame.com/gcu-memory", "Pod, Node", "users; kubelet", "units of memory of an Enflame card"},
@@ -108,6 +110,7 @@ var nameTable = []struct {
 	}},
 	{"Kinds of CDI devices", []name{
 		{"nvidia.divvy.dev/gpu", "CDI specification", "divvy-node", "NVIDIA's GPUs by uuid; [nvidia.md](../nvidia.md)"},
+		{"divvy.dev/gpu-memory", "CDI specification", "divvy-node", "limits of a container's memory on a GPU: `<uuid>.<MiB>`, or `<uuid>.max`"},
 	}},
 	{"API versions and webhooks", []name{
 		{"config.divvy.dev/v1alpha1", "configuration file", "users, the chart", "of [divvy-node's configuration](configuration.md)"},

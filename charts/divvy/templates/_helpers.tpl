@@ -93,6 +93,17 @@ true
 {{- end -}}
 {{- end }}
 
+{{/* "true" when some node limits the memory of containers in the driver, else nothing. */}}
+{{- define "divvy.node.limits" -}}
+{{- $on := false -}}
+{{- range include "divvy.resources" . | fromJsonArray -}}
+{{- $on = or $on (eq (.isolation | default "none") "driver") -}}
+{{- end -}}
+{{- if $on -}}
+true
+{{- end -}}
+{{- end }}
+
 {{/* All resources that some node may offer, as a JSON list of their entries. */}}
 {{- define "divvy.resources" -}}
 {{- $all := list -}}
@@ -238,6 +249,13 @@ enflame.com/gcushare={{ get $s "enflame.com/gcushare" }}
   mountPath: /host
   readOnly: true
   mountPropagation: {{ .Values.node.hostMountPropagation }}
+{{- if include "divvy.node.limits" . }}
+# The program that container runtimes run on the host to limit a container, and its records.
+- name: hook
+  mountPath: /host/var/lib/divvy/hook
+- name: limits
+  mountPath: /host/run/divvy/limits
+{{- end }}
 {{- if and .Values.node.gpuOperator.enabled (ne (dir .Values.node.gpuOperator.driverRoot) "/") }}
 # The operator's driver container mounts its root below this folder, perhaps
 # later.

@@ -21,6 +21,9 @@ func NodeAnnotations() []string {
 		SetupAnnotation, DeviceRequestAnnotation, OveruseAnnotation}
 }
 
+// NodeConditions returns the types of all conditions that Divvy writes on nodes.
+func NodeConditions() []string { return []string{OveruseCondition, IsolationCondition} }
+
 // OwnedLabels reads LabelsAnnotation. Keys in the domains of Kubernetes are left
 // out: whatever the annotation says, those are never Divvy's.
 func OwnedLabels(annotation string) []string {

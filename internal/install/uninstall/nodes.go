@@ -84,12 +84,16 @@ func (u *uninstaller) cleanNode(ctx context.Context, n *corev1.Node) (changed bo
 			return false, fmt.Errorf("device counts of node %s: %w", n.Name, err)
 		}
 	}
-	hadCondition := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == wire.OveruseCondition })
-	if hadCondition {
-		removal := map[string]string{"type": wire.OveruseCondition, "$patch": "delete"}
-		body := map[string]any{"status": map[string]any{"conditions": []any{removal}}}
+	var conditions []any
+	for _, c := range n.Status.Conditions {
+		if slices.Contains(wire.NodeConditions(), string(c.Type)) {
+			conditions = append(conditions, map[string]string{"type": string(c.Type), "$patch": "delete"})
+		}
+	}
+	if len(conditions) > 0 {
+		body := map[string]any{"status": map[string]any{"conditions": conditions}}
 		if err := u.patch(ctx, n.Name, types.StrategicMergePatchType, body, "status"); err != nil && !gone(err) {
-			return false, fmt.Errorf("condition %s of node %s: %w", wire.OveruseCondition, n.Name, err)
+			return false, fmt.Errorf("conditions of node %s: %w", n.Name, err)
 		}
 	}
 	labels, annotations := map[string]any{}, map[string]any{}
@@ -104,7 +108,7 @@ func (u *uninstaller) cleanNode(ctx context.Context, n *corev1.Node) (changed bo
 		}
 	}
 	if len(labels)+len(annotations) == 0 {
-		return len(status) > 0 || hadCondition, nil
+		return len(status) > 0 || len(conditions) > 0, nil
 	}
 	body := map[string]any{"metadata": map[string]any{"labels": labels, "annotations": annotations}}
 	if err := u.patch(ctx, n.Name, types.MergePatchType, body); err != nil && !gone(err) {

@@ -85,6 +85,8 @@ type Options struct {
 	Setup func() *runtimesetup.Report
 	// RunDir is the folder of the report of measured use; empty for usagefile.Dir.
 	RunDir string
+	// Limits say which resources have limits in the driver.
+	Limits LimitOptions
 	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
 	// else is required.
 	Handoff Handoff
@@ -189,6 +191,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		a.events = events.NewRecorder(ctx, o.Client, events.Node, o.Node)
 		m.register(a.events)
 	}
+	a.cdi.limits = newLimitDesk(o.Limits, func(vendor string) string { return cmp.Or(o.Config.Vendors[vendor].DriverRoot, "/") })
 	a.overuse = &overuseDesk{enabled: o.Config.Usage.Enabled,
 		withholds: o.Config.Usage.Enabled && o.Config.Usage.Overuse.Withhold}
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
@@ -272,13 +275,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, d := range a.cdi.describers {
 		work.Go(func() { d.run(ctx) })
 	}
-	measured := newUsageWatch(a)
+	measured, limited := newUsageWatch(a), newLimitWatch(a)
 	work.Go(func() {
 		a.watching.run(ctx, func(ctx context.Context) {
 			var watches sync.WaitGroup
 			defer watches.Wait()
 			if measured != nil {
 				watches.Go(func() { measured.run(ctx) })
+			}
+			if limited != nil {
+				watches.Go(func() { limited.run(ctx) })
 			}
 			for vendor, b := range a.o.Backends {
 				watches.Go(func() { a.watch(ctx, vendor, b) })
@@ -341,6 +347,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))
 		if err == nil && len(found.Devices) > 0 {
 			a.cdi.await(ctx, vendor)
+			a.cdi.limits.await(ctx, vendor, found)
 		}
 		for _, r := range a.offerings {
 			if r.vendor == vendor {

@@ -15,6 +15,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/sharing"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/node/state"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
@@ -143,7 +144,11 @@ func (a *Agent) add(ctx context.Context, r *offering, c alloc.Config) error {
 		store: state.NewStore(a.o.Config.StateDir, c.ID), records: a.records,
 		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.signals.wake.raise, withdrawn: a.signals.withdraw.raise, event: a.tell,
 	}
-	p.specify = a.cdi.specifier(p, a.o.Config.Vendors[r.vendor])
+	if p.specify = a.cdi.specifier(p, a.o.Config.Vendors[r.vendor]); p.specify != nil {
+		p.limit = func(ids []accel.DeviceID, bytes uint64) ([]backend.CDIDevice, error) {
+			return a.cdi.limit(p, ids, bytes)
+		}
+	}
 	p.load(ctx)
 	r.parts, r.lists = append(r.parts, p), append(r.lists, nil)
 	return nil

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 
@@ -35,6 +36,8 @@ type cdiWriter struct {
 	// describers have the complete descriptions, by vendor, for vendors that have
 	// any. The map is fixed once the agent is built.
 	describers map[string]*describer
+	// limits has the CDI devices that limit containers; it is set before the first use.
+	limits *limitDesk
 
 	mu sync.Mutex // guards what follows
 	// wanted are the devices of each part by kind and name, nil while the part has
@@ -44,11 +47,15 @@ type cdiWriter struct {
 	common map[string]cdispecs.ContainerEdits
 	// files are those that were written or found, by kind.
 	files map[string]cdiOnDisk
+	// ensured are what the files were to have when that was looked at last, by kind.
+	ensured map[string]cdiOnDisk
 	// others are the files of other programs by path.
 	others map[string]cdiOnDisk
 	// former says of the kinds of earlier releases whether containers may have
 	// names of them.
 	former map[string]bool
+	// known are the devices that parts have described.
+	known map[accel.DeviceID]accel.Device
 	// tidied is true once files of kinds that are not used were removed.
 	tidied bool
 }
@@ -58,8 +65,9 @@ type cdiWriter struct {
 func newCDIWriter(dir, kubeletDir string) *cdiWriter {
 	return &cdiWriter{
 		dir: dir, checkpoint: filepath.Join(kubeletDir, kubeletCheckpoint), describers: map[string]*describer{},
+		limits: newLimitDesk(LimitOptions{}, nil), known: map[accel.DeviceID]accel.Device{},
 		wanted: map[*pool]cdiKinds{}, common: map[string]cdispecs.ContainerEdits{}, files: map[string]cdiOnDisk{},
-		former: map[string]bool{},
+		ensured: map[string]cdiOnDisk{}, former: map[string]bool{},
 	}
 }
 
@@ -122,6 +130,7 @@ func (w *cdiWriter) specify(p *pool, b backend.Backend, devices []accel.Device) 
 			}
 		}
 	}
+	w.specifyLimits(p, devices, mine)
 	w.wanted[p] = mine
 	problems, elsewhere := map[string]error{}, map[string]map[string]string{}
 	for kind := range mine {
@@ -132,6 +141,13 @@ func (w *cdiWriter) specify(p *pool, b backend.Backend, devices []accel.Device) 
 			w.withdraw(kind)
 		} else if err := w.ensure(kind); err != nil {
 			problems[kind] = fmt.Errorf("write the CDI specification of %s: %w", kind, err)
+		}
+	}
+	if err := problems[limitKind]; err != nil {
+		for _, d := range devices {
+			if w.limits.limited(p, d) {
+				failed[d.ID] = err
+			}
 		}
 	}
 	for id, some := range names {
@@ -210,9 +226,18 @@ func (w *cdiWriter) ensure(kind string) error {
 	if !ok {
 		common = file.common
 	}
+	// Comparing is cheaper than writing a text of thousands of devices in each turn.
+	if last := w.ensured[kind]; last.data != nil && bytes.Equal(last.data, file.data) && reflect.DeepEqual(last.common, common) &&
+		reflect.DeepEqual(last.devices, all) {
+		return nil
+	}
 	data, err := renderCDI(kind, common, all)
-	if err != nil || bytes.Equal(data, file.data) {
+	if err != nil {
 		return err
+	}
+	if bytes.Equal(data, file.data) {
+		w.ensured[kind] = cdiOnDisk{common: common, devices: all, data: data}
+		return nil
 	}
 	// The mode is the one that kubelet gives the folder.
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
@@ -222,6 +247,7 @@ func (w *cdiWriter) ensure(kind string) error {
 		return err
 	}
 	w.files[kind] = readCDI(w.path(kind))
+	w.ensured[kind] = cdiOnDisk{common: common, devices: all, data: data}
 	return nil
 }
 

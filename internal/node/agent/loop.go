@@ -89,6 +89,7 @@ func (a *Agent) turn(ctx context.Context) error {
 	// policy of the cluster may reject them for good, and a full disk for long.
 	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx),
 		a.quarantine.publish(ctx, a.publisher), a.overuse.publish(ctx, a.publisher, time.Now()),
+		a.cdi.limits.publish(ctx, a.publisher, time.Now()),
 		publishSetup(ctx, a.publisher, a.o.Setup))
 	a.progress.note(published, asked, removed)
 	return errors.Join(published, asked, described)

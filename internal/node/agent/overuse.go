@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -240,12 +238,7 @@ func (d *overuseDesk) publish(ctx context.Context, p *publisher, now time.Time) 
 	if d.enabled {
 		condition = conditionOf(last, now)
 	}
-	if patch := conditionPatch(condition, findCondition(node.Status.Conditions), now); patch != nil {
-		if err := p.patch(ctx, "status", map[string]any{"status": map[string]any{"conditions": []any{patch}}}); err != nil {
-			return fmt.Errorf("write the condition %s: %w", wire.OveruseCondition, err)
-		}
-	}
-	return nil
+	return p.publishCondition(ctx, node, wire.OveruseCondition, condition, now)
 }
 
 // listOf returns the list of a pass, or the one that is shown while that is not old and says
@@ -291,47 +284,15 @@ func conditionOf(last lastPass, now time.Time) *corev1.NodeCondition {
 	case len(current) == 0:
 		return c
 	}
-	const shown = 8
 	var names []string
-	for _, e := range current[:min(len(current), shown)] {
+	for _, e := range current {
 		name := fmt.Sprintf("%s/%s", e.Container.Namespace, e.Container.Pod)
 		if e.Container.Container != "" {
 			name += "/" + e.Container.Container
 		}
 		names = append(names, fmt.Sprintf("%s on %s device %s", name, e.Vendor, accel.IndexText(e.Index)))
 	}
-	if more := len(current) - shown; more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
-	}
 	c.Status, c.Reason = corev1.ConditionTrue, reasonOver
-	c.Message = "more memory in use than allocated: " + strings.Join(names, ", ")
+	c.Message = "more memory in use than allocated: " + shortList(names)
 	return c
-}
-
-func findCondition(all []corev1.NodeCondition) *corev1.NodeCondition {
-	i := slices.IndexFunc(all, func(c corev1.NodeCondition) bool { return c.Type == wire.OveruseCondition })
-	if i < 0 {
-		return nil
-	}
-	return &all[i]
-}
-
-// conditionPatch returns the element of a strategic merge patch that makes the condition
-// what it should be, nil if it is; a nil condition is none. Kubelet leaves the conditions that are not its own alone.
-func conditionPatch(want, shown *corev1.NodeCondition, now time.Time) any {
-	switch {
-	case want == nil && shown == nil:
-		return nil
-	case want == nil:
-		return map[string]string{"type": string(wire.OveruseCondition), "$patch": "delete"}
-	case shown != nil && shown.Status == want.Status && shown.Reason == want.Reason && shown.Message == want.Message:
-		return nil
-	}
-	next := *want
-	next.LastHeartbeatTime = metav1.NewTime(now)
-	next.LastTransitionTime = next.LastHeartbeatTime
-	if shown != nil && shown.Status == want.Status {
-		next.LastTransitionTime = shown.LastTransitionTime
-	}
-	return next
 }

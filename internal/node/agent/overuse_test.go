@@ -207,7 +207,7 @@ func TestOverusePublished(t *testing.T) {
 			pods = append(pods, fmt.Sprint(p.Pod.UID, " ", p.Container, " ", p.Device, " ", p.UsedBytes/gb))
 		}
 		condition := ""
-		if c := findCondition(n.Status.Conditions); c != nil {
+		if c := findCondition(n.Status.Conditions, wire.OveruseCondition); c != nil {
 			condition = fmt.Sprint(c.Status, " ", c.Reason)
 		}
 		if diff := cmp.Diff(step.pods, pods); diff != "" || patches != step.patches || condition != step.condition {
@@ -241,7 +241,7 @@ func TestOveruseCondition(t *testing.T) {
 	}
 	before := metav1.NewTime(time.Unix(5, 0))
 	shown := &corev1.NodeCondition{Status: corev1.ConditionTrue, LastTransitionTime: before}
-	next, ok := conditionPatch(conditionOf(last, now), shown, now).(corev1.NodeCondition)
+	next, ok := conditionPatch(wire.OveruseCondition, conditionOf(last, now), shown, now).(corev1.NodeCondition)
 	if !ok || next.LastTransitionTime != before || next.LastHeartbeatTime.Unix() != 9 {
 		t.Errorf("another message is a transition: %+v", next)
 	}

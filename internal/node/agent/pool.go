@@ -57,6 +57,9 @@ type pool struct {
 	// specify describes devices in CDI and returns why some are not; nil where
 	// containers are not given CDI names that this program defines.
 	specify func([]accel.Device) map[accel.DeviceID]error
+	// limit returns the CDI devices that limit a container to so many bytes of each device;
+	// nil where specify is.
+	limit func(ids []accel.DeviceID, bytes uint64) ([]backend.CDIDevice, error)
 	// changed is called, without locks, when the inventory or what the pods
 	// hold may have changed; withdrawn when devices were given out that other
 	// resources offer as well.
@@ -249,6 +252,14 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 	}
 	if err := p.inject.check(p.config.Vendor, edits); err != nil {
 		return nil, err
+	}
+	if p.limit != nil {
+		limited, err := p.limit(a.Devices, p.config.Unit.Bytes(accel.Units(len(ids)/len(a.Devices))))
+		if err != nil {
+			return nil, err
+		}
+		// Hooks run in the order of the devices, and the last limit holds.
+		edits.CDIDevices = append(edits.CDIDevices, limited...)
 	}
 	p.give(ctx, a)
 	p.metrics.served.WithLabelValues(string(p.Resource)).Inc()

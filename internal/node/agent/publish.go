@@ -93,8 +93,10 @@ func stripNode(object any) (any, error) {
 		}
 	}
 	kept.Status.Capacity, kept.Status.Allocatable = n.Status.Capacity, n.Status.Allocatable
-	if c := findCondition(n.Status.Conditions); c != nil {
-		kept.Status.Conditions = []corev1.NodeCondition{*c}
+	for _, of := range wire.NodeConditions() {
+		if c := findCondition(n.Status.Conditions, corev1.NodeConditionType(of)); c != nil {
+			kept.Status.Conditions = append(kept.Status.Conditions, *c)
+		}
 	}
 	return kept, nil
 }

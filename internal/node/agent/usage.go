@@ -176,10 +176,16 @@ func (u *usageWatch) run(ctx context.Context) {
 // use would be a stranger's. It waits one interval for devices, since a library may hang. It is
 // false when ctx has ended.
 func (u *usageWatch) await(ctx context.Context) bool {
-	for since := u.now(); ; {
-		_, _, looked := u.discoveries.all()
-		looked = looked || u.now().Sub(since) >= time.Duration(u.config.Interval)
-		if looked && u.records.listed() && u.records.pods.Synced() {
+	return awaitRecords(ctx, u.discoveries, u.records, time.Duration(u.config.Interval), u.now)
+}
+
+// awaitRecords waits until it is known which containers hold what, and an interval at most for
+// devices. It is false when ctx has ended.
+func awaitRecords(ctx context.Context, d *discoveries, r *records, interval time.Duration, now func() time.Time) bool {
+	for since := now(); ; {
+		_, _, looked := d.all()
+		looked = looked || now().Sub(since) >= interval
+		if looked && r.listed() && r.pods.Synced() {
 			return true
 		}
 		if !sleep(ctx, usageStart) {
@@ -194,7 +200,7 @@ func (u *usageWatch) pass(ctx context.Context) (wire.UsageReport, []overuse.Epis
 	start := u.now()
 	all := u.list()
 	pods := u.records.pods.Cached()
-	containers := u.containers(pods)
+	containers := heldBy(u.records, u.parts, pods)
 	var due []usage.Device
 	for _, d := range all {
 		held := slices.ContainsFunc(containers, func(c usage.Container) bool { return c.Device == d.ID })
@@ -297,18 +303,18 @@ func (u *usageWatch) list() []usage.Device {
 	return out
 }
 
-// containers returns what containers hold by kubelet's last list, which names pods without
-// their UIDs: they are those that the watch had delivered before the list.
-func (u *usageWatch) containers(pods []*corev1.Pod) []usage.Container {
+// heldBy returns what containers hold of the parts by kubelet's last list, which names pods
+// without their UIDs: they are those that the watch had delivered before the list.
+func heldBy(r *records, parts []*pool, pods []*corev1.Pod) []usage.Container {
 	uids := map[alloc.PodKey]string{}
-	for _, pod := range u.records.before() {
+	for _, pod := range r.before() {
 		if !terminal(pod) {
 			uids[keyOf(pod)] = cgroupUID(pod)
 		}
 	}
-	running := initializing(u.records, pods)
+	running := initializing(r, pods)
 	out := []usage.Container{}
-	for _, p := range u.parts {
+	for _, p := range parts {
 		e, done := p.records.owner.use()
 		shares := e.Containers(p.ID, running)
 		done()

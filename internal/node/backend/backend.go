@@ -149,15 +149,21 @@ type Process struct {
 	Utilization *float64
 }
 
-// Limiter bounds the memory of a device that the processes of a control group allocate, in
-// the vendor's driver. Its methods are safe for concurrent use, never outlive ctx whatever
-// the library does, and take the folder of a control group as this process sees it.
+// Limiter is an optional ability of a Backend: it bounds the memory of a device that the
+// processes of a control group allocate, in the vendor's driver. Its methods are safe for
+// concurrent use, never outlive ctx whatever the library does, and take the folder of a
+// control group as this process sees it. They fail for partitions and for devices that are
+// cut into partitions.
 type Limiter interface {
 	// Limitable returns nil if the driver has such limits at all, whatever the device and the
 	// control group; otherwise the error says what is missing and wraps errors.ErrUnsupported.
 	Limitable(ctx context.Context) error
+	// KeepsLimits returns nil if the driver keeps the limits of a device while no program
+	// uses it; otherwise the error says what to configure.
+	KeepsLimits(ctx context.Context, id accel.DeviceID) error
 	// SetLimit bounds what the group may allocate of a device from now on, in bytes. Memory
-	// that was allocated before may not count.
+	// that was allocated before may not count. The error wraps ErrNoController if this
+	// group cannot have a limit, although one above it may.
 	SetLimit(ctx context.Context, id accel.DeviceID, group string, bytes uint64) error
 	// ClearLimit removes the limit of the group, also one that does not exist.
 	ClearLimit(ctx context.Context, id accel.DeviceID, group string) error
@@ -173,6 +179,9 @@ type MemoryLimit struct {
 
 // ErrNoLimit says that a control group has no limit.
 var ErrNoLimit = errors.New("the control group has no limit")
+
+// ErrNoController says that the driver finds nothing in a control group to keep a limit in.
+var ErrNoController = errors.New("the control group has no controller for device memory")
 
 // Options say where a vendor's library is, how long to wait for it and what of
 // it counts. Configuration fills them in; the zero value is a driver installed

@@ -158,3 +158,35 @@ func Parse(text string) (Membership, error) {
 	}
 	return none, nil
 }
+
+// Scope returns the part of a path that ends with the group of its innermost container; ok is
+// false if the group is in no container. Groups below are the container's as well.
+func Scope(path string) (scope string, ok bool) {
+	owners := Owners(path)
+	if len(owners) == 0 || owners[len(owners)-1].Container == "" {
+		return "", false
+	}
+	for i := range len(path) + 1 {
+		if i == len(path) || path[i] == '/' {
+			if slices.Equal(Owners(path[:i]), owners) {
+				return path[:i], true
+			}
+		}
+	}
+	return path, true // not reached: the whole path has these owners
+}
+
+// ErrNotUnified says that processes are not in control groups of version 2.
+var ErrNotUnified = errors.New("control groups v2 are required, and the node has v1")
+
+// Unified returns the path of version 2 in the text of /proc/<pid>/cgroup. The error is
+// ErrNotUnified if there is none, as on a node with version 1. A node with both has one, too,
+// which is in no container.
+func Unified(text string) (path string, err error) {
+	for line := range strings.Lines(text) {
+		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok && strings.HasPrefix(path, "/") {
+			return path, nil
+		}
+	}
+	return "", ErrNotUnified
+}

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"errors"
 	"regexp"
 	"strings"
 	"testing"
@@ -157,4 +158,42 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestScope(t *testing.T) {
+	const uid, inner = "6c0f7a11-9a2b-4c3d-8e4f-5061728394a5", "7c0f7a11-9a2b-4c3d-8e4f-5061728394a5"
+	nested := "/kubepods/pod" + uid + "/" + mainID + "/kubepods/pod" + inner + "/" + sidecarID
+	scope := "/kubepods.slice/kubepods-pod6c0f7a11_9a2b_4c3d_8e4f_5061728394a5.slice/crio-" + mainID + ".scope"
+	for name, tt := range map[string]struct {
+		path, want string
+	}{
+		"the container's own":        {scope, scope},
+		"crun's":                     {scope + "/container", scope},
+		"of systemd in a container":  {scope + "/system.slice/a.service", scope},
+		"a container in a container": {nested + "/x", nested},
+		"a pod's":                    {"/kubepods/pod" + uid, ""},
+		"a pod's in a container":     {"/kubepods/pod" + uid + "/" + mainID + "/kubepods/pod" + inner, ""},
+		"no pod's":                   {"/system.slice/a.service", ""},
+	} {
+		if got, ok := Scope(tt.path); got != tt.want || ok != (tt.want != "") {
+			t.Errorf("%s: %q, %v, want %q", name, got, ok, tt.want)
+		}
+	}
+}
+
+func TestUnified(t *testing.T) {
+	for name, tt := range map[string]struct {
+		text, want string
+	}{
+		"version 2":     {"0::/a/b\n", "/a/b"},
+		"both":          {"12:memory:/x\n1:name=systemd:/y\n0::/a\n", "/a"},
+		"version 1":     {"12:memory:/x\n1:name=systemd:/y\n", ""},
+		"no path":       {"0::\n", ""},
+		"a named group": {"0:name=x:/a\n", ""},
+		"empty":         {"", ""},
+	} {
+		if got, err := Unified(tt.text); got != tt.want || errors.Is(err, ErrNotUnified) != (tt.want == "") {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, tt.want)
+		}
+	}
 }

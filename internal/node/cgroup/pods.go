@@ -49,6 +49,81 @@ func RunningPods(root string, uids []string) (map[string]bool, error) {
 // then root is not the host's.
 func Members(root string) (map[int][]Owner, error) {
 	members := map[int][]Owner{}
+	err := walkPods(root, func(dir, _ string, owners []Owner) error {
+		pids, err := processes(dir)
+		for _, pid := range pids {
+			members[pid] = owners
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("processes in control groups: %w", err)
+	}
+	return members, nil
+}
+
+// Group is a control group that has processes of a container.
+type Group struct {
+	// Owner is the innermost container that it belongs to.
+	Owner Owner
+	// Path is below the top of the hierarchy, and begins with "/".
+	Path string
+	// Inode is that of its folder, which a group that is made later does not have.
+	Inode uint64
+}
+
+// Groups returns the groups that have processes of containers, in the order of their paths,
+// from the control groups of version 2 below root: that of the host, usually /sys/fs/cgroup.
+// It reads those of the pods that are wanted by the UID in the names of their groups. It is an
+// error if there is no group of a pod, and ErrNotUnified if the control groups are of version 1.
+func Groups(root string, wanted func(podUID string) bool) ([]Group, error) {
+	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err != nil {
+		return nil, ErrNotUnified
+	}
+	var groups []Group
+	err := walkPods(root, func(dir, group string, owners []Owner) error {
+		owner := owners[len(owners)-1]
+		if !wanted(owner.PodUID) {
+			return fs.SkipDir
+		}
+		if owner.Container == "" {
+			return nil
+		}
+		pids, err := processes(dir)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		inode, err := Inode(dir)
+		if err == nil {
+			groups = append(groups, Group{Owner: owner, Path: "/" + group, Inode: inode})
+		} else if !vanished(err) {
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("control groups of containers: %w", err)
+	}
+	return groups, nil
+}
+
+// Inode returns that of a control group's folder. The error wraps fs.ErrNotExist if there is no
+// such group.
+func Inode(dir string) (uint64, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return 0, err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() {
+		return 0, fmt.Errorf("%s is not a folder", dir)
+	}
+	return stat.Ino, nil
+}
+
+// walkPods calls visit with each control group of a pod, or below one, as walk does. It is an
+// error if there is none.
+func walkPods(root string, visit func(dir, group string, owners []Owner) error) error {
 	found := false
 	err := walk(root, func(dir, group string) error {
 		owners := Owners(group)
@@ -56,22 +131,15 @@ func Members(root string) (map[int][]Owner, error) {
 			return below(group, podDepth)
 		}
 		found = true
-		pids, err := processes(dir)
-		if err != nil {
+		if err := visit(dir, group, owners); err != nil {
 			return err
-		}
-		for _, pid := range pids {
-			members[pid] = owners
 		}
 		return below(group, maxDepth)
 	})
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("processes in control groups: %w", err)
-	case !found:
-		return nil, fmt.Errorf("no control group of a pod is below %s", root)
+	if err == nil && !found {
+		return fmt.Errorf("no control group of a pod is below %s", root)
 	}
-	return members, nil
+	return err
 }
 
 // walk calls visit with each control group below root, as a folder and as its path

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,5 +124,45 @@ func TestMembers(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+func TestGroups(t *testing.T) {
+	const pod, other = "kubepods/burstable/pod" + goneUID, "kubepods/pod" + otherUID
+	root := t.TempDir()
+	put(t, root, map[string]string{
+		"cgroup.controllers": "", "cgroup.procs": "1\n",
+		pod + "/cgroup.procs": "2\n", pod + "/" + mainID + "/cgroup.procs": "10\n",
+		pod + "/" + sidecarID + "/cgroup.procs": "", pod + "/" + sidecarID + "/container/cgroup.procs": "11\n12\n",
+		other + "/" + mainID + "/cgroup.procs": "13\n",
+	})
+	got, err := Groups(root, func(uid string) bool { return uid == goneUID })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range got {
+		if inode, err := Inode(filepath.Join(root, got[i].Path)); err != nil || inode != got[i].Inode {
+			t.Errorf("inode of %s is %d, %v, want %d", got[i].Path, inode, err, got[i].Inode)
+		}
+		got[i].Inode = 0
+	}
+	want := []Group{
+		{Owner: Owner{goneUID, mainID}, Path: "/" + pod + "/" + mainID},
+		{Owner: Owner{goneUID, sidecarID}, Path: "/" + pod + "/" + sidecarID + "/container"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	put(t, root, map[string]string{pod + "/" + mainID + "/cgroup.procs": "many"})
+	if _, err := Groups(root, func(uid string) bool { return uid == goneUID }); err == nil || !strings.Contains(err.Error(), "cgroup.procs") {
+		t.Errorf("a text that is none: %v", err)
+	}
+	version1 := t.TempDir()
+	put(t, version1, map[string]string{"pids/" + pod + "/" + mainID + "/cgroup.procs": "10\n"})
+	if _, err := Groups(version1, func(string) bool { return true }); !errors.Is(err, ErrNotUnified) {
+		t.Errorf("version 1: %v", err)
+	}
+	if _, err := Inode(filepath.Join(root, "cgroup.procs")); err == nil {
+		t.Error("a file has the inode of a group")
 	}
 }

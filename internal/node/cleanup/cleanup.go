@@ -22,6 +22,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/agent"
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
+	"github.com/divvy-gpu/divvy/internal/node/limits/install"
 	nodestate "github.com/divvy-gpu/divvy/internal/node/state"
 )
 
@@ -36,6 +37,8 @@ type Leftovers struct {
 	// KubeletDir, StateDir and CDIDir are as in the configuration of the daemon;
 	// "" for what is to be left alone.
 	KubeletDir, StateDir, CDIDir string
+	// HookDir is the folder that the hook of containers was installed in.
+	HookDir string
 	// Resources are those whose sockets are the daemon's, besides those of which
 	// there is a state file. PoolSocket is that of the pool's daemon, "" for none.
 	Resources  []string
@@ -66,6 +69,7 @@ var (
 func Default() Leftovers {
 	return Leftovers{
 		Host: "/", KubeletDir: "/var/lib/kubelet", StateDir: "/var/lib/divvy", CDIDir: "/var/run/cdi",
+		HookDir: install.DefaultDir,
 		LogDirs: []string{"/var/log/topscloud/gcushare"}, PoolSocket: "bitfusion.io",
 	}
 }
@@ -92,6 +96,7 @@ func (l Leftovers) Clean(ctx context.Context, out io.Writer) error {
 	for _, step := range []func() error{
 		func() error { return l.removeSockets(state, out) },
 		func() error { return l.removeSpecs(age, out) },
+		func() error { return l.removeHooks(out) },
 		func() error { return l.removeShared(age, out) },
 		func() error { return l.removeLogs(out) },
 		func() error { return removeNamed(state, out, stateFile, "it is no file of divvy-node") },
@@ -187,6 +192,20 @@ func (l Leftovers) removeSpecs(age time.Time, out io.Writer) error {
 		return err
 	}
 	return l.removeFolder(l.CDIDir, age, out)
+}
+
+// removeHooks removes the programs that the daemon installed, whose CDI specifications are
+// gone.
+func (l Leftovers) removeHooks(out io.Writer) error {
+	hooks, err := l.open(l.HookDir)
+	if err != nil {
+		return fmt.Errorf("folder of the hook: %w", err)
+	}
+	defer hooks.close()
+	if err := removeNamed(hooks, out, install.Name, "it is no program of divvy-node"); err != nil || !hooks.there() {
+		return err
+	}
+	return l.removeFolder(l.HookDir, time.Time{}, out)
 }
 
 // removeShared removes the folders that are empty and no older than the state

@@ -135,6 +135,22 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 				"/var/lib/divvy/units-x.y_z.json.damaged", "/var/lib/divvy",
 			},
 		},
+		"the hook": {
+			files: map[string]string{
+				"var/lib/divvy/divvy-node.lock": "", "var/lib/divvy/hook/divvy-hook-0123456789abcdef": "",
+				"var/lib/divvy/hook/divvy-hook-00000000000000ff.new": "", "var/lib/other": "",
+			},
+			left: []string{"/var/", "/var/lib/", "/var/lib/other"},
+			removed: []string{"/var/lib/divvy/hook/divvy-hook-00000000000000ff.new", "/var/lib/divvy/hook/divvy-hook-0123456789abcdef",
+				"/var/lib/divvy/hook", "/var/lib/divvy/divvy-node.lock", "/var/lib/divvy"},
+		},
+		"another file beside the hook": {
+			files:   map[string]string{"var/lib/divvy/hook/x": "", "var/lib/divvy/hook/divvy-hook-0123456789abcdef": ""},
+			left:    []string{"/var/", "/var/lib/", "/var/lib/divvy/", "/var/lib/divvy/hook/", "/var/lib/divvy/hook/x"},
+			removed: []string{"/var/lib/divvy/hook/divvy-hook-0123456789abcdef"},
+			told: []string{"left /var/lib/divvy/hook/x: it is no program of divvy-node",
+				"left /var/lib/divvy/hook: it is no file of divvy-node"},
+		},
 		"log files too": {
 			files: map[string]string{
 				"var/log/other": "",

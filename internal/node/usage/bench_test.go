@@ -29,7 +29,7 @@ func BenchmarkPass(b *testing.B) {
 		timed(b, func() { w.pass(b, NewMeter(w.tree.proc, w.tree.cgroups)) })
 	})
 	b.Run("kernel", func(b *testing.B) {
-		if err := hostPIDs("/proc"); err != nil {
+		if err := HostPIDs("/proc"); err != nil {
 			b.Skip(err)
 		}
 		w := newWorld(b, devices, containers, 0)

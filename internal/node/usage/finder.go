@@ -19,6 +19,13 @@ type finder struct {
 	found map[int]member
 }
 
+// Owners returns a function that returns the pods and containers of a process, as
+// cgroup.Owners does; an error says that they cannot be known. It is for the processes that a
+// library has listed just now.
+func Owners(procRoot, cgroupRoot string) func(pid int) ([]cgroup.Owner, error) {
+	return (&finder{proc: procRoot, cgroups: cgroupRoot, found: map[int]member{}}).owners()
+}
+
 // member is a process in a container. It stays in it while it lives.
 type member struct {
 	start  uint64 // as cgroup.Process.Start

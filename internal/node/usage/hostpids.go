@@ -18,12 +18,12 @@ const initPIDNamespace = "pid:[4026531836]"
 var errPrivatePIDs = errors.New("divvy-node does not see the processes of the host, so it cannot find out which containers use a device: " +
 	"set hostPID: true in its pod (node.usage.enabled of the chart)")
 
-// hostPIDs returns nil if this process sees the host's processes, so that the PIDs that
+// HostPIDs returns nil if this process sees the host's processes, so that the PIDs that
 // a vendor's library lists mean something. Otherwise the error says what to do. procRoot
 // is usually /proc; it may also be that of another PID namespace, such as the host's.
 //
 // The host is a machine, or a container in which a kubelet runs.
-func hostPIDs(procRoot string) error {
+func HostPIDs(procRoot string) error {
 	self := filepath.Join(procRoot, "self")
 	namespace, err := os.Readlink(filepath.Join(self, "ns/pid"))
 	if err != nil {

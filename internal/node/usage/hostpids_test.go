@@ -32,16 +32,16 @@ func TestHostPIDs(t *testing.T) {
 			tr.self(tt.namespace, tt.status)
 			tr.write(tr.file(4242, "cgroup"), tt.own)
 			tr.write(tr.file(1, "cgroup"), tt.first)
-			err := hostPIDs(tr.proc)
+			err := HostPIDs(tr.proc)
 			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
 				t.Errorf("hostPIDs: %v, want %q", err, tt.err)
 			}
 		})
 	}
-	if err := hostPIDs(t.TempDir()); err == nil || !strings.Contains(err.Error(), "PID namespace of divvy-node") {
+	if err := HostPIDs(t.TempDir()); err == nil || !strings.Contains(err.Error(), "PID namespace of divvy-node") {
 		t.Errorf("without processes: %v", err)
 	}
-	if err := hostPIDs("/proc"); err != nil && !strings.Contains(err.Error(), "hostPID: true") {
+	if err := HostPIDs("/proc"); err != nil && !strings.Contains(err.Error(), "hostPID: true") {
 		t.Errorf("on this machine: %v", err)
 	}
 }

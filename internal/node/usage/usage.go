@@ -101,7 +101,7 @@ func (m *Meter) Pass(ctx context.Context, backends map[string]backend.Meter, dev
 	f := &finder{proc: m.proc, cgroups: m.cgroups, before: m.known, found: map[int]member{}}
 	m.mu.Unlock()
 	p := &pass{
-		finder: f, unseen: hostPIDs(m.proc), backends: backends, pods: pods, settled: settledBefore(m.proc),
+		finder: f, unseen: HostPIDs(m.proc), backends: backends, pods: pods, settled: settledBefore(m.proc),
 		holders: map[accel.DeviceID][]Container{}, uids: map[string]bool{},
 	}
 	for _, c := range containers {

@@ -117,6 +117,16 @@ var (
 		"DeviceMemoryOveruseEnded", corev1.EventTypeNormal, "Pod", Node,
 		"A container that used more memory of a device than its allocation uses no more than that now.",
 	})
+	IsolationLost = define(Kind{
+		"IsolationLost", corev1.EventTypeWarning, "Node", Node,
+		"The memory of a device is not limited for all that use it, although the configuration says `isolation: driver`. The message " +
+			"gives the reason and what to do. The device states no isolation meanwhile, so pods that require it are not placed on it.",
+	})
+	IsolationRepaired = define(Kind{
+		"IsolationRepaired", corev1.EventTypeWarning, "Pod", Node,
+		"The memory limit of a container was missing or another one than its allocation, and was set again. The container may hold " +
+			"more than its allocation; its device states no isolation until the container has ended.",
+	})
 	ConfigurationReloaded = define(Kind{
 		"ConfigurationReloaded", corev1.EventTypeNormal, "Node", Node,
 		"A new configuration is in use.",

@@ -433,6 +433,13 @@ var (
 		Name: "divvy_node_usage_errors_total", Type: Counter, Programs: []string{Node},
 		Help: "Measurements of a device's use that failed.", Labels: []Label{labelVendor}, Absent: "unless `usage.enabled` is set",
 	})
+	NodeIsolationLost = define(Metric{
+		Name: "divvy_node_isolation_lost_total", Type: Counter, Programs: []string{Node},
+		Help: "Times that the memory of a device was found not to be limited for all that use it.",
+		Labels: []Label{{"cause", "`driver`, `limit-missing`, `limit-different`, `limit-unreadable`, `started-without-limit`, " +
+			"`limit-was-lost`, `process-without-limit` or `processes-unknown`"}},
+		Absent: "unless a resource has `isolation: driver`",
+	})
 	NodeUsagePassDuration = define(Metric{
 		Name: "divvy_node_usage_pass_duration_seconds", Type: Histogram, Programs: []string{Node},
 		Help: "Time of a pass over all devices.", Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},

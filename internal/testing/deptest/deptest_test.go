@@ -85,6 +85,18 @@ var rules = []rule{
 			"server it can be tabled and benchmarked on files",
 	},
 	{
+		packages: []string{"internal/node/limits"},
+		only: []string{"std", "internal/core/accel", "internal/node/backend", "internal/node/cgroup",
+			"internal/platform/atomicfile"},
+		never: []string{"net/http", "k8s.io/client-go/..."},
+		why:   "the hook of each container starts with it, and whether a limit holds is decided on values; both need no API server",
+	},
+	{
+		packages: []string{"cmd/divvy-hook", "internal/app/hook", "internal/node/backend/nvidia/memlimit"},
+		never:    []string{"net/http", "k8s.io/...", "github.com/spf13/..."},
+		why:      "the hook starts while the creation of a container waits, on hosts with any C library",
+	},
+	{
 		packages: []string{"internal/node/deviceplugin", "internal/node/podresources"},
 		never: []string{
 			"internal/node/backend/enflame", "internal/node/backend/iluvatar", "internal/node/backend/nvidia", "k8s.io/client-go/...",
@@ -207,7 +219,7 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/app/..."},
-		except:   []string{"internal/app/node"},
+		except:   []string{"internal/app/hook", "internal/app/node"},
 		never:    []string{"internal/node/backend/...", "internal/node/deviceplugin", "github.com/ebitengine/purego/..."},
 		why:      "these programs run where there are no devices and must not need a vendor's library or C",
 	},

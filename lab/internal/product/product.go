@@ -110,7 +110,8 @@ func install(ctx context.Context, o Options, chart bool) error {
 		if stamp, err = release.ReadStamp(ctx, o.RepositoryDir); err != nil || made.programs {
 			return err
 		}
-		err = release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), release.Node, release.Control, release.Kubectl)
+		err = release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), release.Node, release.Control, release.Hook,
+			release.Kubectl)
 		made.programs = err == nil
 		return err
 	})
@@ -209,7 +210,7 @@ func LoadVersion(ctx context.Context, c *cluster.Cluster, repository, version st
 	stamp.Version = version
 	programs := filepath.Join(layout.StateDir, "bin-of-another-version")
 	defer os.RemoveAll(programs) //nolint:errcheck // it goes with the lab
-	if err := release.Build(ctx, repository, programs, stamp, release.Host(), release.Node, release.Control); err != nil {
+	if err := release.Build(ctx, repository, programs, stamp, release.Host(), release.Node, release.Control, release.Hook); err != nil {
 		return "", err
 	}
 	return loadImagesOf(ctx, c, programs, stamp)

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -45,7 +46,8 @@ func (s Stamp) Labels(name string) map[string]string {
 const UserID = "65532:65532"
 
 // ImageSpec describes the image of a program. file is the program on disk. base
-// are the libraries that it loads; those of divvy-control are none.
+// are the libraries that it loads; those of divvy-control are none. Beside the program of Node
+// is Hook.
 func ImageSpec(name, file string, base []image.File, s Stamp) image.Spec {
 	program := "/usr/bin/" + name
 	spec := image.Spec{
@@ -62,6 +64,7 @@ func ImageSpec(name, file string, base []image.File, s Stamp) image.Spec {
 	case Node:
 		// Where a vendor's container runtime is in use, the daemon sees all cards,
 		// and of NVIDIA's libraries the one for management.
+		spec.Files = append(spec.Files, image.File{Path: "/usr/bin/" + Hook, Source: filepath.Join(filepath.Dir(file), Hook)})
 		spec.Env = []string{"ENFLAME_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"}
 	default:
 		spec.User = UserID

@@ -27,6 +27,8 @@ const module = "github.com/divvy-gpu/divvy"
 const (
 	Node    = "divvy-node"
 	Control = "divvy-control"
+	// Hook is in the image of Node, which installs it on the host.
+	Hook    = "divvy-hook"
 	Kubectl = "kubectl-divvy"
 )
 
@@ -85,6 +87,7 @@ type recipe struct {
 var recipes = map[string]recipe{
 	Node:    {cgo: true, cflags: "-g -O2 -Wno-deprecated-declarations", tags: "netgo,osusergo", ldflags: "-extldflags=-Wl,-z,lazy"},
 	Control: {},
+	Hook:    {},
 	Kubectl: {},
 }
 

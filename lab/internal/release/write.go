@@ -170,7 +170,11 @@ func buildPlatform(ctx context.Context, o ImageOptions, name, arch, work string)
 			return nil, nil, fmt.Errorf("libraries of %s for linux/%s: %w", name, arch, err)
 		}
 	}
-	if err := Build(ctx, o.Repository, work, o.Stamp, Linux(arch), name); err != nil {
+	programs := []string{name}
+	if name == Node {
+		programs = append(programs, Hook)
+	}
+	if err := Build(ctx, o.Repository, work, o.Stamp, Linux(arch), programs...); err != nil {
 		return nil, nil, err
 	}
 	file := filepath.Join(work, name)

@@ -15,24 +15,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend/callqueue"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libfile"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
+	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/memlimit"
 	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/nvmltable"
 )
-
-// places returns where NVML can be: where distributions and NVIDIA's driver
-// container put it. The dynamic loader comes last, so that what was loaded is a
-// file that can be looked at again.
-func places(o backend.Options) libfile.Places {
-	return libfile.Places{
-		Names: []string{"libnvidia-ml.so.1"},
-		Folders: []string{
-			"/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
-			"/lib64", "/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
-		},
-		LoaderLast: true,
-		Root:       o.DriverRoot,
-		Path:       o.LibraryPath,
-	}
-}
 
 // The functions of NVML without which there is no discovery, and those that
 // some releases lack. Nothing else of NVML may be called: whether a library has a
@@ -56,6 +41,7 @@ var (
 		"nvmlGpuInstanceGetComputeInstanceProfileInfo",
 		"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3",
 		"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization",
+		"nvmlDeviceGetPersistenceMode", memlimit.SetFunction, memlimit.GetFunction,
 	}
 )
 

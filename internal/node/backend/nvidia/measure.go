@@ -49,7 +49,7 @@ type utilization struct {
 // takes one each second or more often.
 const samplePeriod = time.Second
 
-// target is a device that is being measured.
+// target is a device that calls of a Meter or a Limiter are about.
 type target struct {
 	backend *Backend
 	lib     *library
@@ -59,6 +59,17 @@ type target struct {
 	gpu, mig int
 	isMIG    bool
 	handle   nvml.Device
+}
+
+// newTarget returns the target of that ID, without its handle; see find.
+func newTarget(b *Backend, lib *library, session uint64, id accel.DeviceID) (*target, error) {
+	device, err := b.table.Listed(id)
+	if err != nil {
+		return nil, err
+	}
+	t := &target{backend: b, lib: lib, session: session, device: device}
+	t.gpu, t.mig, t.isMIG = accel.SplitIndex(device.Index)
+	return t, nil
 }
 
 // ask calls a function of the library about the target, unless its handle is of an earlier
@@ -79,18 +90,16 @@ func ask[T any](ctx context.Context, t *target, function string, call func() (T,
 func (m *meter) Measure(ctx context.Context, id accel.DeviceID) (backend.Measured, error) {
 	b := m.backend
 	return libloader.Measure(ctx, b.loader, func(lib *library, session uint64) (backend.Measured, error) {
-		device, err := b.table.Listed(id)
+		t, err := newTarget(b, lib, session, id)
 		if err != nil {
 			return backend.Measured{}, err
 		}
-		t := &target{backend: b, lib: lib, session: session, device: device}
-		t.gpu, t.mig, t.isMIG = accel.SplitIndex(device.Index)
 		measured, err := m.measure(ctx, t)
 		switch {
 		case unsupported(err):
 			return backend.Measured{}, fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 		case err != nil:
-			return backend.Measured{}, monitorHint(device.Partitioned || t.isMIG, err)
+			return backend.Measured{}, monitorHint(t.device.Partitioned || t.isMIG, err)
 		}
 		return measured, nil
 	})

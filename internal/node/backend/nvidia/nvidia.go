@@ -25,6 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/devicelist"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
+	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/memlimit"
 	"github.com/divvy-gpu/divvy/internal/node/backend/sysfs"
 )
 
@@ -36,6 +37,7 @@ var (
 	_ backend.Labeler   = (*Backend)(nil)
 	_ backend.Specifier = (*Backend)(nil)
 	_ backend.Meter     = (*Backend)(nil)
+	_ backend.Limiter   = (*Backend)(nil)
 )
 
 // kind is what the vendor's devices are called. The kind of CDI devices is Divvy's
@@ -53,10 +55,12 @@ var kind = devicelist.Kind{
 }
 
 // Backend reaches the GPUs of this node. It is a backend.Backend, a
-// backend.Notifier, a backend.Labeler, a backend.Specifier and a backend.Meter.
+// backend.Notifier, a backend.Labeler, a backend.Specifier, a backend.Meter and a
+// backend.Limiter.
 type Backend struct {
 	backend.Specifier
 	backend.Meter
+	backend.Limiter
 	options backend.Options
 	sysfs   sysfs.Root
 	loader  *libloader.Loader[*library]
@@ -125,7 +129,7 @@ func New(o backend.Options) (*Backend, error) {
 		Name:         "libnvidia-ml.so.1",
 		InitCall:     "nvmlInit_v2",
 		ShutdownCall: "nvmlShutdown",
-		Load:         func(old *library) (*library, error) { return load(places(o), old) },
+		Load:         func(old *library) (*library, error) { return load(memlimit.Places(o), old) },
 		Init:         b.initialise,
 		Shutdown:     b.shutdown,
 		Close:        unload,
@@ -135,6 +139,7 @@ func New(o backend.Options) (*Backend, error) {
 	})
 	b.Specifier = &specifier{options: o, devices: b.table.Last, library: b.loader.Current}
 	b.Meter = &meter{backend: b, recent: map[accel.DeviceID]utilization{}}
+	b.Limiter = limiter{b}
 	return b, nil
 }
 

@@ -1,0 +1,339 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	cdispecs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/limits"
+)
+
+// LimitOptions say which resources have limits in the driver, and how. The zero value is for
+// none.
+type LimitOptions struct {
+	// Resources reports whether containers get limits of a resource, by its configuration:
+	// "isolation: driver". Nil is for none.
+	Resources func(accel.Resource) bool
+	// Program is the file of the hook as this process sees it, and Dir the folder on the host
+	// that gets it; install.DefaultProgram and install.DefaultDir when empty.
+	Program, Dir string
+	// RecordDir is the folder on the host of the hook's records, limits.RecordDir when empty.
+	RecordDir string
+	// ProcRoot and CgroupRoot replace the host's /proc and /sys/fs/cgroup, for the hook too.
+	// They are for hosts that are simulated.
+	ProcRoot, CgroupRoot string
+	// Interval is the time between two passes, limitInterval when zero.
+	Interval time.Duration
+}
+
+// limits returns whether containers get limits of a resource.
+func (o LimitOptions) limits(resource accel.Resource) bool {
+	return o.Resources != nil && o.Resources(resource)
+}
+
+const (
+	// limitInterval is the time between two passes over the limits.
+	limitInterval = 15 * time.Second
+	// limitKind is the kind of the CDI devices that limit a container, and nothing else.
+	limitKind = "divvy.dev/gpu-memory"
+	// maxLimitNames is how many such devices are described beforehand. With more of them,
+	// each is described when a container gets it.
+	maxLimitNames = 2000
+	// hookTimeout is how long a container runtime waits for the hook, in seconds.
+	hookTimeout = 10
+)
+
+// Reasons of the node's condition.
+const (
+	reasonIsolationLost  = "LimitsNotProven"
+	reasonIsolationHolds = "LimitsProven"
+)
+
+// limitDesk has what the last pass over the limits has found, for kubelet's questions and for
+// the agent's loop. It is safe for concurrent use.
+type limitDesk struct {
+	o LimitOptions
+	// driverRoot returns where the driver of a vendor is on the host.
+	driverRoot func(vendor string) string
+	// prepare finds out whether containers of a vendor's devices can be limited; nil where no
+	// resource has limits. It is set before the first use.
+	prepare func(ctx context.Context, vendor string, found backend.Found) error
+
+	mu sync.Mutex
+	// hook is the program on the host, by vendor, while containers can be limited. All is
+	// guarded by mu.
+	hooks map[string]string
+	// backend is the controller of control groups that has the limits.
+	backend string
+	status  map[accel.DeviceID]limits.Status
+	// passed is true after the first pass.
+	passed bool
+}
+
+func newLimitDesk(o LimitOptions, driverRoot func(vendor string) string) *limitDesk {
+	return &limitDesk{o: o, driverRoot: driverRoot, hooks: map[string]string{}}
+}
+
+// await finds out whether containers of a vendor's devices can be limited, before they are
+// offered for the first time: a container that started without a limit would keep its device
+// from being attested for as long as it runs.
+func (d *limitDesk) await(ctx context.Context, vendor string, found backend.Found) {
+	d.mu.Lock()
+	_, known := d.hooks[vendor]
+	d.mu.Unlock()
+	if d.prepare != nil && !known {
+		_ = d.prepare(ctx, vendor, found) // the next pass reports it
+	}
+}
+
+// offer notes the hook of a vendor, "" while containers cannot be limited, and reports whether
+// that changed.
+func (d *limitDesk) offer(vendor, hook, controller string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	changed := d.hooks[vendor] != hook
+	d.hooks[vendor], d.backend = hook, cmp.Or(controller, d.backend)
+	return changed
+}
+
+// set takes in a pass.
+func (d *limitDesk) set(status map[accel.DeviceID]limits.Status) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status, d.passed = status, true
+}
+
+// end says that there are no more passes, so that nothing is proven.
+func (d *limitDesk) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status, d.passed = nil, false
+}
+
+// isolation returns what the node states of the memory of a device whose resource has limits,
+// and why it is not TierDriver.
+func (d *limitDesk) isolation(id accel.DeviceID) (accel.Isolation, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s, ok := d.status[id]
+	switch {
+	case !ok:
+		return accel.Isolation{}, errors.New("the limits of the device's memory were not examined yet")
+	case len(s.Losses) > 0:
+		return accel.Isolation{}, errors.New(s.Losses[0].Reason)
+	case s.Attested.IsZero():
+		return accel.Isolation{}, errors.New("the limits of the device's memory were examined only once so far")
+	}
+	return accel.Isolation{Memory: accel.TierDriver, Backend: d.backend, Attested: s.Attested.UTC().Truncate(time.Second)}, nil
+}
+
+// device returns the CDI device that gives a container a limit of a device, in MiB, or that
+// clears one if mib is 0; false while containers cannot be limited.
+func (d *limitDesk) device(vendor string, id accel.DeviceID, mib uint64) (cdispecs.Device, bool) {
+	d.mu.Lock()
+	hook := d.hooks[vendor]
+	d.mu.Unlock()
+	if hook == "" {
+		return cdispecs.Device{}, false
+	}
+	args := []string{hook, "limit", "--device=" + string(id)}
+	if mib == 0 {
+		args = append(args, "--max")
+	} else {
+		args = append(args, "--hard-mib="+strconv.FormatUint(mib, 10))
+	}
+	args = append(args, "--driver-root="+d.driverRoot(vendor))
+	for _, root := range []struct{ flag, value string }{
+		{"--proc-root=", d.o.ProcRoot}, {"--cgroup-root=", d.o.CgroupRoot}, {"--record-dir=", d.o.RecordDir},
+	} {
+		if root.value != "" {
+			args = append(args, root.flag+root.value)
+		}
+	}
+	return cdispecs.Device{Name: limitName(id, mib), ContainerEdits: cdispecs.ContainerEdits{Hooks: []*cdispecs.Hook{
+		{HookName: "createRuntime", Path: hook, Args: args, Timeout: new(hookTimeout)},
+	}}}, true
+}
+
+// limitName is the name of the CDI device.
+func limitName(id accel.DeviceID, mib uint64) string {
+	if mib == 0 {
+		return string(id) + ".max"
+	}
+	return fmt.Sprintf("%s.%d", id, mib)
+}
+
+// limitMiB is the limit for an allocation in bytes: whole MiB, and never more than the
+// allocation.
+func limitMiB(bytes uint64) uint64 { return bytes / limits.MiB }
+
+// limited reports whether containers of a pool get CDI devices of limitKind for a device: a
+// limit for a part of its memory, or one that clears it for the whole device and for time slices.
+func (d *limitDesk) limited(p *pool, device accel.Device) bool {
+	return d.o.Resources != nil && device.Parent == "" && !device.Partitioned && (p.Kind == alloc.Slots || d.o.limits(p.Resource))
+}
+
+// devices returns the CDI devices for all amounts that containers of a pool can get of a
+// device, or nil while containers cannot be limited.
+func (d *limitDesk) devices(p *pool, device accel.Device) []cdispecs.Device {
+	amounts := []uint64{0}
+	if p.Kind == alloc.Memory {
+		amounts = nil
+		for n := range p.config.Unit.Units(device.MemoryBytes) {
+			amounts = append(amounts, limitMiB(p.config.Unit.Bytes(n+1)))
+		}
+	}
+	var out []cdispecs.Device
+	for _, mib := range slices.Compact(amounts) {
+		if mib == 0 && p.Kind == alloc.Memory {
+			continue // a unit of less than a MiB
+		}
+		one, ok := d.device(p.config.Vendor, device.ID, mib)
+		if !ok {
+			return nil
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// specifyLimits adds the CDI devices of limits for the devices of a pool to what the pool wants:
+// all that containers can get, unless those of the node are too many. Otherwise, and while
+// containers cannot be limited, it adds those that are on the disk: a container that has one
+// must not start again without its limit. The caller holds mu.
+func (w *cdiWriter) specifyLimits(p *pool, devices []accel.Device, mine cdiKinds) {
+	total := 0
+	for other, kinds := range w.wanted {
+		if other != p {
+			total += len(kinds[limitKind])
+		}
+	}
+	all := map[accel.DeviceID][]cdispecs.Device{}
+	for _, d := range devices {
+		w.known[d.ID] = d
+		if w.limits.limited(p, d) && parser.ValidateDeviceName(limitName(d.ID, 1)) == nil {
+			all[d.ID] = w.limits.devices(p, d)
+			total += len(all[d.ID])
+		}
+	}
+	file := w.onDisk(limitKind).devices
+	for id, some := range all {
+		if len(some) > 0 && total <= maxLimitNames {
+			for _, one := range some {
+				mine.put(limitKind, one)
+			}
+			continue
+		}
+		for name, one := range file {
+			if limitOf(name) == id {
+				mine.put(limitKind, w.renewed(p, id, one))
+			}
+		}
+	}
+}
+
+// limitOf is the device that a CDI device of limitKind is about.
+func limitOf(name string) accel.DeviceID {
+	for i := len(name) - 1; i >= 0; i-- {
+		if name[i] == '.' {
+			return accel.DeviceID(name[:i])
+		}
+	}
+	return ""
+}
+
+// renewed returns a CDI device that was on the disk as it is to be now. The caller holds mu.
+func (w *cdiWriter) renewed(p *pool, id accel.DeviceID, before cdispecs.Device) cdispecs.Device {
+	text := before.Name[len(id)+1:]
+	mib, err := strconv.ParseUint(text, 10, 64)
+	if err != nil && text != "max" {
+		return before
+	}
+	if now, ok := w.limits.device(p.config.Vendor, id, mib); ok {
+		return now
+	}
+	return before
+}
+
+// limit returns the names of the CDI devices that limit a container to so many bytes of each
+// device, and makes sure that they are described. It returns none while containers cannot be
+// limited: the node then states that nothing is promised.
+func (w *cdiWriter) limit(p *pool, ids []accel.DeviceID, bytes uint64) ([]backend.CDIDevice, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var names []backend.CDIDevice
+	for _, id := range ids {
+		if d, ok := w.known[id]; !ok || !w.limits.limited(p, d) {
+			continue
+		}
+		mib := uint64(0)
+		if p.Kind == alloc.Memory {
+			if mib = limitMiB(bytes); mib == 0 {
+				return nil, fmt.Errorf("%d bytes of device %s are less than a limit can be, 1 MiB", bytes, id)
+			}
+		}
+		one, ok := w.limits.device(p.config.Vendor, id, mib)
+		if !ok {
+			return nil, nil
+		}
+		if !sameYAML(w.onDisk(limitKind).devices[one.Name], one) {
+			if w.wanted[p] == nil {
+				return nil, errors.New("the devices were not described yet; divvy-node has just started")
+			}
+			w.wanted[p].put(limitKind, one)
+			if err := w.ensure(limitKind); err != nil {
+				return nil, fmt.Errorf("write the CDI specification of %s: %w", limitKind, err)
+			}
+		}
+		names = append(names, backend.CDIDevice{Kind: limitKind, Name: one.Name})
+	}
+	return names, nil
+}
+
+// publish writes the node's condition.
+func (d *limitDesk) publish(ctx context.Context, p *publisher, now time.Time) error {
+	node, err := p.current()
+	if err != nil {
+		return err
+	}
+	if d.o.Resources == nil {
+		return p.publishCondition(ctx, node, wire.IsolationCondition, nil, now)
+	}
+	d.mu.Lock()
+	passed, status := d.passed, d.status
+	d.mu.Unlock()
+	if !passed {
+		return nil // the condition is as an earlier run left it
+	}
+	return p.publishCondition(ctx, node, wire.IsolationCondition, isolationCondition(status), now)
+}
+
+// isolationCondition returns the condition without its type and times.
+func isolationCondition(status map[accel.DeviceID]limits.Status) *corev1.NodeCondition {
+	var lost []string
+	for _, id := range slices.Sorted(maps.Keys(status)) {
+		if losses := status[id].Losses; len(losses) > 0 {
+			lost = append(lost, fmt.Sprintf("%s: %s", id, losses[0].Reason))
+		}
+	}
+	if len(lost) == 0 {
+		return &corev1.NodeCondition{Status: corev1.ConditionFalse, Reason: reasonIsolationHolds,
+			Message: "every container has had its memory limit since its start"}
+	}
+	return &corev1.NodeCondition{Status: corev1.ConditionTrue, Reason: reasonIsolationLost,
+		Message: "the memory of devices is not limited for all that use it: " + shortList(lost)}
+}
