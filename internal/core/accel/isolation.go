@@ -35,9 +35,18 @@ func ParseTier(s string) (Tier, error) {
 		return TierNone, nil
 	}
 	if s == "" || !slices.Contains(tiers, Tier(s)) {
-		return TierNone, fmt.Errorf("isolation %q is not known; use one of none, cooperative, driver, hardware", s)
+		return TierNone, fmt.Errorf("isolation %q is not known; use one of %s", s, strings.Join(TierNames(), ", "))
 	}
 	return Tier(s), nil
+}
+
+// TierNames returns the names that ParseTier reads, in ascending order.
+func TierNames() []string {
+	names := make([]string, len(tiers))
+	for i, t := range tiers {
+		names[i] = t.String()
+	}
+	return names
 }
 
 // String returns the name that ParseTier reads.

@@ -945,7 +945,8 @@ func TestModel(t *testing.T) {
 			t.Logf("%d steps: %v", steps/2, d.count)
 			// A test in which nothing happens would pass as well.
 			for _, what := range []string{
-				"granted", "granted several", "granted beside withheld", "granted isolated", "refused", "undo", "confirmed", "forgotten", "expired", "expected",
+				"granted", "granted several", "granted beside withheld", "granted isolated", "refused", "undo",
+				"confirmed", "forgotten", "expired", "expected",
 				"expected and reserved", "withdrawn", "released",
 				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "not isolated", "no capacity",
 				"unservable",
