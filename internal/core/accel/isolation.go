@@ -138,6 +138,11 @@ func (i Isolation) At(now time.Time) Isolation {
 	if now.Sub(i.Attested) <= MaxAttestationAge {
 		return i
 	}
+	return i.Lapsed()
+}
+
+// Lapsed returns what counts of it without an attestation.
+func (i Isolation) Lapsed() Isolation {
 	if i.Memory.attested() {
 		i.Memory = TierNone
 	}
@@ -148,4 +153,12 @@ func (i Isolation) At(now time.Time) Isolation {
 		return Isolation{}
 	}
 	return i
+}
+
+// String returns both tiers, or the one that both are: "hardware", "driver/none".
+func (i Isolation) String() string {
+	if i.Memory == i.Compute {
+		return i.Memory.String()
+	}
+	return i.Memory.String() + "/" + i.Compute.String()
 }

@@ -486,6 +486,9 @@ func (m *model) usage(res accel.Resource) []NodeUsage {
 		u := NodeUsage{Name: node, Unit: in.Unit, Devices: []DeviceUsage{}}
 		for _, s := range in.Shares {
 			u.Total += s.Units
+			if m.tier(node, res, &s) != s.Isolation.Memory {
+				s.Isolation = accel.Isolation{}
+			}
 			u.Devices = append(u.Devices, DeviceUsage{Share: s, Used: m.used(node, res, s.ID, nil)})
 		}
 		for _, p := range m.pods {

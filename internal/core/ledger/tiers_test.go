@@ -78,6 +78,9 @@ func TestTierGoesWithItsAttestation(t *testing.T) {
 		undo()
 		t.Error("a pod was placed on a device whose attestation is too old")
 	}
+	if usage, _ := w.Node(gcu, "n1"); usage.Devices[0].Isolation != (accel.Isolation{}) {
+		t.Errorf("the device is shown at %v", usage.Devices[0].Isolation)
+	}
 	w.node("n1", isolated(cards(16), w.clock.Truncate(time.Second), accel.TierDriver))
 	code(accel.Fits)
 	at(3 * time.Minute) // the sweep does the same

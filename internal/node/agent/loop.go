@@ -126,6 +126,9 @@ func (a *Agent) publish(ctx context.Context) error {
 			continue
 		}
 		one := see(p, (*alloc.Engine).Inventory)
+		if before, ok := a.publisher.before(r.name); ok {
+			steady(&one, before)
+		}
 		if a.o.Config.Usage.Overuse.Withhold {
 			a.overuse.withhold(&one, time.Now())
 		}
