@@ -20,8 +20,15 @@ const renewAfter = 30 * time.Second
 
 // steady keeps the times of attestations that were published less than renewAfter before those
 // of the inventory, if nothing else of the isolation has changed: each attestation would be a
-// write of the node otherwise.
-func steady(in *accel.Inventory, published accel.Inventory) {
+// write of the node otherwise. before returns what was published.
+func steady(in *accel.Inventory, before func() (accel.Inventory, bool)) {
+	if !slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return !s.Isolation.Attested.IsZero() }) {
+		return
+	}
+	published, ok := before()
+	if !ok {
+		return
+	}
 	in.Shares = slices.Clone(in.Shares)
 	for i := range in.Shares {
 		now := &in.Shares[i].Isolation

@@ -233,7 +233,7 @@ func TestSteadyAttestations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := tt.now.Shares[0]
 			got := tt.now
-			steady(&got, tt.published)
+			steady(&got, func() (accel.Inventory, bool) { return tt.published, tt.published.Resource != "" })
 			if got.Shares[0] != tt.want.Shares[0] {
 				t.Errorf("%+v, want %+v", got.Shares[0].Isolation, tt.want.Shares[0].Isolation)
 			}

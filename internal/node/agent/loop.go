@@ -126,9 +126,7 @@ func (a *Agent) publish(ctx context.Context) error {
 			continue
 		}
 		one := see(p, (*alloc.Engine).Inventory)
-		if before, ok := a.publisher.before(r.name); ok {
-			steady(&one, before)
-		}
+		steady(&one, func() (accel.Inventory, bool) { return a.publisher.before(r.name) })
 		if a.o.Config.Usage.Overuse.Withhold {
 			a.overuse.withhold(&one, time.Now())
 		}

@@ -27,16 +27,16 @@ func TestIsolationOfPools(t *testing.T) {
 	}{
 		"whole devices": {Config{ID: wholeID}, devices("d0", "d1"), []accel.Isolation{whole, whole}},
 		"partitions":    {Config{ID: wholeID}, mig, []accel.Isolation{partition, partition}},
-		"time slices": {Config{ID: sharedID, Cut: Cut{Replicas: func(c sharing.Card) int { return 4 }}}, devices("d0", "d1"),
+		"time slices": {Config{ID: sharedID, Cut: Cut{Replicas: func(sharing.Card) int { return 4 }}}, devices("d0", "d1"),
 			[]accel.Isolation{{}, {}}},
-		"time slices of partitions": {Config{ID: sharedID, Cut: Cut{Replicas: func(c sharing.Card) int { return 4 }}}, mig,
+		"time slices of partitions": {Config{ID: sharedID, Cut: Cut{Replicas: func(sharing.Card) int { return 4 }}}, mig,
 			[]accel.Isolation{{}, {}}},
 		"units of memory": {Config{ID: memoryID, Unit: unit(t, "1")}, devices("d0", "d1"), []accel.Isolation{attested, {}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := boot(t, nil, tt.pool)
 			n.Discover(tt.pool.ID, Discovery{Devices: tt.devices})
-			n.sync()
+			n.turn(nil)
 			n.Attest(tt.pool.ID, map[accel.DeviceID]accel.Isolation{"d0": attested})
 			in := n.Inventory(tt.pool.ID)
 			if len(in.Shares) != len(tt.want) {

@@ -153,7 +153,7 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 			numa = strconv.Itoa(*d.NUMANode)
 		}
 		addPods(g, d.Pods, wide, device(accel.IndexText(d.ID), strconv.Itoa(max(d.Chips, 1)), cmp.Or(d.Profile, "-"), string(d.UUID), numa,
-			place(d), cmp.Or(d.Model, "-"), health, accel.Isolation{Memory: d.Tier, Compute: d.Compute}.String(),
+			place(d), cmp.Or(d.Model, "-"), health, d.tier(),
 			amounts(number(d.Total), number(d.Used), number(d.Withheld), number(d.Available), grid.Bar(d.Used, d.Total))...))
 	}
 	if len(n.Unplaced) > 0 {
@@ -175,6 +175,14 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		}
 	}
 	return nil
+}
+
+// tier is what isolates the device's memory and compute time.
+func (d *Device) tier() string {
+	if d.Isolation == nil {
+		return accel.TierNone.String()
+	}
+	return accel.Isolation(*d.Isolation).String()
 }
 
 // health returns the state of a device, and the lines about it below the table.
