@@ -245,6 +245,7 @@ func TestSteadyAttestations(t *testing.T) {
 }
 
 func TestSharedTiers(t *testing.T) {
+	never := func(accel.Resource) (accel.Inventory, bool) { return accel.Inventory{}, false }
 	memory := newWorld(t, "1")
 	memory.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
 	memory.attest("a", accel.TierDriver, 0)
@@ -254,13 +255,23 @@ func TestSharedTiers(t *testing.T) {
 		{vendor: "v", configured: true, parts: []*pool{memory.pool}}, {vendor: "v", configured: true, parts: []*pool{slots.pool}},
 		{vendor: "w", configured: true, parts: []*pool{slots.pool}},
 	}
-	if got := accel.LowestTier(sharedTiers(all, "v", time.Now())...); got != accel.TierNone {
+	if got := accel.LowestTier(sharedTiers(all, "v", time.Now(), never)...); got != accel.TierNone {
 		t.Errorf("with one device at tier driver the lowest is %v", got)
 	}
-	if got := sharedTiers(all, "v", time.Now()); len(got) != 2 || got[0] != accel.TierDriver {
+	if got := sharedTiers(all, "v", time.Now(), never); len(got) != 2 || got[0] != accel.TierDriver {
 		t.Errorf("the tiers are %v, want driver and none", got)
 	}
-	if got := sharedTiers(all, "w", time.Now()); got != nil {
+	if got := sharedTiers(all, "w", time.Now(), never); got != nil {
 		t.Errorf("whole devices are shared at %v", got)
+	}
+	starting := newWorld(t, "1") // kubelet does not answer yet
+	before := func(accel.Resource) (accel.Inventory, bool) {
+		return accel.Inventory{Unit: "1", Shares: []accel.Share{
+			{Isolation: accel.Isolation{Memory: accel.TierDriver, Attested: time.Now()}},
+		}}, true
+	}
+	all = offerings{{vendor: "v", configured: true, parts: []*pool{starting.pool}}}
+	if got := sharedTiers(all, "v", time.Now(), before); len(got) != 1 || got[0] != accel.TierDriver {
+		t.Errorf("after a restart the tiers are %v, want those that were published", got)
 	}
 }

@@ -29,7 +29,7 @@ func (a *Agent) publishLabels(ctx context.Context) error {
 	vendors := make([]nodelabels.Vendor, len(names))
 	for i, name := range names {
 		v, one := all[name], &vendors[i]
-		one.Name, one.Tiers = name, sharedTiers(a.offerings, name, time.Now())
+		one.Name, one.Tiers = name, sharedTiers(a.offerings, name, time.Now(), a.publisher.before)
 		if v.err == nil || time.Since(v.since) < labelPatience {
 			one.Found = v.found
 			if l, ok := a.o.Backends[name].(backend.Labeler); ok && len(v.found.Devices) > 0 {
@@ -41,10 +41,14 @@ func (a *Agent) publishLabels(ctx context.Context) error {
 }
 
 // sharedTiers are the tiers, at a time, of the devices of a vendor that containers share:
-// those that are given out by units or slices, and the partitions of one.
-func sharedTiers(all offerings, vendor string, now time.Time) (tiers []accel.Tier) {
+// those that are given out by units or slices, and the partitions of one. Of a resource whose
+// inventory is not known yet it is what an earlier run has published, which before returns.
+func sharedTiers(all offerings, vendor string, now time.Time, before func(accel.Resource) (accel.Inventory, bool)) (tiers []accel.Tier) {
 	for p := range all.parts(func(r *offering, p *pool) bool { return r.vendor == vendor && r.configured && p == r.parts[0] }) {
 		in := see(p, (*alloc.Engine).Inventory)
+		if !p.status().Known {
+			in, _ = before(p.Resource)
+		}
 		for i := range in.Shares {
 			if s := &in.Shares[i]; in.Unit != "" || s.Units > 1 || s.Parent != "" {
 				tiers = append(tiers, s.Isolation.At(now).Memory)
