@@ -223,6 +223,14 @@ var bad = []struct {
 	{"unknown vendor", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=acme"}, "vendor"},
 	{"unknown mode", []string{"--set",
 		"sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].mode=half"}, "mode"},
+	{"isolation that is no choice", []string{"--set",
+		"sharedResources[0].name=a.example/b,sharedResources[0].vendor=nvidia,sharedResources[0].isolation=hardware"}, "isolation"},
+	{"isolation of another vendor", []string{"--set",
+		"sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].isolation=driver"},
+		"isolation driver is for devices of nvidia"},
+	{"limits of time slices", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=nvidia," +
+		"sharedResources[0].mode=timeSlicing,sharedResources[0].replicas=2,sharedResources[0].isolation=driver"},
+		"isolation driver is not for mode timeSlicing"},
 	{"replicas of a whole device",
 		[]string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].mode=exclusive," +
 			"sharedResources[0].replicas=2"}, "replicas is for mode timeSlicing"},

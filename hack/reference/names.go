@@ -44,6 +44,8 @@ var nameTable = []struct {
 		{"divvy.dev/avoid-models", "Pod", "users", "product names that the pod does not take"},
 		{"divvy.dev/use-devices", "Pod", "users", "uuids, joined by commas: the pod takes no other device"},
 		{"divvy.dev/avoid-devices", "Pod", "users", "uuids of devices that the pod does not take"},
+		{"divvy.dev/isolation", "Pod", "users", "the least tier of isolation that the pod's devices must have: `none`, `cooperative`, " +
+			"`driver` or `hardware`; [isolation.md](../isolation.md)"},
 		{"divvy.dev/placement-policy", "Pod", "users", "the placement policy for this pod; [devices.md](../devices.md#another-policy)"},
 		{"divvy.dev/retry", "Pod", "divvy-extender", "when the extender made kube-scheduler look again at a pod that waits; the time is " +
 			"for people, [extender.md](../extender.md#pods-that-wait)"},
@@ -75,8 +77,8 @@ var nameTable = []struct {
 		{"divvy.dev/config", "Node", "an administrator", "which of the named configurations holds on the node"},
 		{"nvidia.com/device-plugin.config", "Node", "an administrator",
 			"the same, as in NVIDIA's device plugin; `divvy.dev/config` takes precedence"},
-		{"divvy.dev/enflame.*", "Node", "divvy-node", "`present`, `count`, `model`, `memory` and `driver` of the node's Enflame cards; " +
-			"[labels.md](../labels.md)"},
+		{"divvy.dev/enflame.*", "Node", "divvy-node", "`present`, `count`, `model`, `memory`, `driver` and `isolation` of the node's Enflame " +
+			"cards; [labels.md](../labels.md)"},
 		{"divvy.dev/iluvatar.*", "Node", "divvy-node", "the same of Iluvatar GPUs"},
 		{"divvy.dev/nvidia.*", "Node", "divvy-node", "the same of NVIDIA GPUs"},
 		{"enflame.com/gcu.*", "Node", "divvy-node", "labels as the vendor's feature discovery writes them; [labels.md](../labels.md)"},

@@ -225,6 +225,10 @@ type Resource struct {
 	// mode memory splits boards whatever this says.
 	SplitBoards bool `yaml:"splitBoards"`
 
+	// Isolation is what keeps the containers on a device apart; empty for IsolationNone. All
+	// containers on the devices are limited, whatever their pods require. NVIDIA only.
+	Isolation Isolation `yaml:"isolation"`
+
 	// MemoryUnit is the size of one unit in GB (2^30 bytes): "1", "0.1",
 	// "0.01" or "0.001". Mode memory only.
 	MemoryUnit string `yaml:"memoryUnit"`
@@ -245,6 +249,21 @@ type Resource struct {
 	// DistributedAllocation when empty. Not for mode memory.
 	Allocation Allocation `yaml:"allocation"`
 }
+
+// Isolation is a tier of isolation that a resource's shared devices are to have.
+type Isolation string
+
+// The tiers that can be configured.
+const (
+	// IsolationNone limits no container.
+	IsolationNone Isolation = "none"
+	// IsolationCooperative limits programs that use the vendor's library as it is shipped.
+	// Not for mode exclusive.
+	IsolationCooperative Isolation = "cooperative"
+	// IsolationDriver limits the memory of each container in the kernel driver. Mode memory
+	// only.
+	IsolationDriver Isolation = "driver"
+)
 
 // DeviceSelector chooses devices. A device is chosen when it matches any entry
 // of Models, IDs, Indexes or Partitions (or all four are empty) and Except does not

@@ -257,6 +257,7 @@ func (k *checker) resource(i int, r Resource) {
 	only(ModeTimeSlicing, "replicas", r.Replicas != 0)
 	only(ModeTimeSlicing, "replicasFor", len(r.ReplicasFor) > 0)
 	only(ModeTimeSlicing, "failRequestsGreaterThanOne", r.FailRequestsGreaterThanOne)
+	k.isolation(at+"isolation", r)
 	if r.Allocation != "" {
 		k.oneOf(at+"allocation", string(r.Allocation), string(DistributedAllocation), string(PackedAllocation))
 		if r.Mode == ModeMemory {
@@ -284,6 +285,25 @@ func (k *checker) resource(i int, r Resource) {
 			k.replicas(at+"replicas", rule.Replicas)
 		}
 	case ModeExclusive:
+	}
+}
+
+// isolation checks the tier of a resource's devices.
+func (k *checker) isolation(field string, r Resource) {
+	switch r.Isolation {
+	case "", IsolationNone:
+	case IsolationCooperative, IsolationDriver:
+		switch {
+		case r.Vendor != nvidia:
+			k.wrong(field, "%s is for NVIDIA's devices; leave the key out for %s", r.Isolation, r.Vendor)
+		case r.Mode == ModeExclusive:
+			k.wrong(field, "a container has a device of mode %s for itself, which is tier hardware; leave the key out", r.Mode)
+		case r.Mode == ModeTimeSlicing && r.Isolation == IsolationDriver:
+			k.wrong(field, "the driver limits memory, and time slices have no memory of their own; use mode %s or isolation %s", ModeMemory,
+				IsolationCooperative)
+		}
+	default:
+		k.oneOf(field, string(r.Isolation), string(IsolationNone), string(IsolationCooperative), string(IsolationDriver))
 	}
 }
 

@@ -288,6 +288,14 @@ prometheus.io/path: /metrics
 {{- fail (printf "%s (%s): %s is for mode %s, and the mode is %s" $at $r.name $key $of $mode) -}}
 {{- end -}}
 {{- end -}}
+{{- if ne ($r.isolation | default "none") "none" -}}
+{{- if ne $r.vendor "nvidia" -}}
+{{- fail (printf "%s (%s): isolation %s is for devices of nvidia" $at $r.name $r.isolation) -}}
+{{- end -}}
+{{- if or (eq $mode "exclusive") (and (eq $r.isolation "driver") (ne $mode "memory")) -}}
+{{- fail (printf "%s (%s): isolation %s is not for mode %s" $at $r.name $r.isolation $mode) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $mode "timeSlicing") (not $r.replicas) -}}
 {{- fail (printf "%s (%s): mode timeSlicing needs replicas" $at $r.name) -}}
 {{- end -}}

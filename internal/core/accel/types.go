@@ -177,6 +177,8 @@ type Share struct {
 	// Chips is how many chips the device is made of, when it is a whole board;
 	// 0 for a single chip.
 	Chips int
+	// Isolation is what keeps the containers on the device apart.
+	Isolation Isolation
 }
 
 // Inventory is what a node publishes of one resource.
@@ -243,8 +245,8 @@ type Request struct {
 	Priority int32
 }
 
-// Selection says which devices serve a pod, by model and by identity. All lists
-// are sorted and may be empty. It must not be changed once it was handed on.
+// Selection says which devices serve a pod, by model, by identity and by isolation. All
+// lists are sorted and may be empty. It must not be changed once it was handed on.
 type Selection struct {
 	// UseModels are the models of which a device must have one, AvoidModels
 	// those that it must not have. Case does not matter; a name that ends in *
@@ -253,11 +255,24 @@ type Selection struct {
 	// UseIDs are the devices of which it must be one, AvoidIDs those that it
 	// must not be.
 	UseIDs, AvoidIDs []string
+	// Isolation is the least tier that the device's memory must have.
+	Isolation Tier
 }
 
-// Allows reports whether the device of that ID and model may serve the pod. A
-// nil selection allows all.
-func (s *Selection) Allows(id DeviceID, model string) bool {
+// Allows reports whether the device of that ID and model may serve the pod, if its memory
+// has that tier at the time. A nil selection allows all.
+func (s *Selection) Allows(id DeviceID, model string, tier Tier) bool {
+	return s.Names(id, model) && s.Isolates(tier)
+}
+
+// Isolates reports whether a device of that tier is isolated enough for the pod.
+func (s *Selection) Isolates(tier Tier) bool {
+	return s == nil || s.Isolation == TierNone || tier.Meets(s.Isolation)
+}
+
+// Names reports whether the lists allow the device of that ID and model, whatever its
+// tier.
+func (s *Selection) Names(id DeviceID, model string) bool {
 	if s == nil {
 		return true
 	}
@@ -370,6 +385,9 @@ const (
 	TooFewDevices
 	// NotSelected: the pod's selection allows no device of the node.
 	NotSelected
+	// NotIsolated: no device that the pod's selection allows otherwise has the tier that
+	// the pod requires. An attestation may change that, evicting pods does not.
+	NotIsolated
 	// NoCapacity: the node has not enough CPU or memory left; pods that end may
 	// change that.
 	NoCapacity
@@ -398,12 +416,18 @@ type NoFitError struct {
 	// Need and Largest are in units; Need is asked for on each device, Largest is
 	// the most that any one healthy device has free.
 	Need, Largest Units
+	// Required is the tier that the pod requires, and Stated are those of the devices
+	// that its selection allows otherwise.
+	Required Tier
+	Stated   TierSet
 }
 
 func (e *NoFitError) Error() string {
 	switch {
 	case e.Code == NotSelected:
 		return fmt.Sprintf("node %s: no device of %s is allowed by the pod's annotations: %v", e.Node, e.Resource, ErrNoFit)
+	case e.Code == NotIsolated:
+		return fmt.Sprintf("node %s: %s: %v", e.Node, WhyNotIsolated(e.Required, e.Stated), ErrNoFit)
 	case e.Code == TooFewDevices:
 		return fmt.Sprintf("node %s: fewer than %d devices of %s with %d units are allowed for the pod: %v", e.Node, e.Devices, e.Resource,
 			e.Need, ErrNoFit)

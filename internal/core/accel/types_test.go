@@ -99,34 +99,40 @@ func TestSelection(t *testing.T) {
 		s     *Selection
 		id    DeviceID
 		model string
+		tier  Tier
 		want  bool
 	}{
-		"no selection":                     {nil, "a", "S60", true},
-		"an empty one":                     {&Selection{}, "a", "", true},
-		"a model":                          {&Selection{UseModels: []string{"S60", "S90"}}, "a", "S90", true},
-		"case does not matter":             {&Selection{UseModels: []string{"nvidia a100"}}, "a", "NVIDIA A100", true},
-		"the whole name":                   {&Selection{UseModels: []string{"NVIDIA A100"}}, "a", "NVIDIA A100-SXM4", false},
-		"another model":                    {&Selection{UseModels: []string{"S60"}}, "a", "S90", false},
-		"a beginning":                      {&Selection{UseModels: []string{"nvidia a100*"}}, "a", "NVIDIA A100-SXM4", true},
-		"a beginning is longer":            {&Selection{UseModels: []string{"S60-plus*"}}, "a", "S60", false},
-		"any model":                        {&Selection{UseModels: []string{"*"}}, "a", "", true},
-		"a model that is not known":        {&Selection{UseModels: []string{"S60"}}, "a", "", false},
-		"an avoided model":                 {&Selection{AvoidModels: []string{"s6*"}}, "a", "S60", false},
-		"another one is avoided":           {&Selection{AvoidModels: []string{"S90"}}, "a", "S60", true},
-		"a device":                         {&Selection{UseIDs: []string{"a", "b"}}, "b", "S60", true},
-		"another device":                   {&Selection{UseIDs: []string{"a", "b"}}, "c", "S60", false},
-		"case matters in IDs":              {&Selection{UseIDs: []string{"GCU-a"}}, "gcu-a", "", false},
-		"an avoided device":                {&Selection{AvoidIDs: []string{"a", "b"}}, "b", "S60", false},
-		"a device of an avoided model":     {&Selection{UseIDs: []string{"a"}, AvoidModels: []string{"S60"}}, "a", "S60", false},
-		"a used model, an avoided device":  {&Selection{UseModels: []string{"S60"}, AvoidIDs: []string{"a"}}, "a", "S60", false},
-		"a used model, not a used device":  {&Selection{UseModels: []string{"S60"}, UseIDs: []string{"b"}}, "a", "S60", false},
-		"the beginning of a letter":        {&Selection{UseModels: []string{"\u00e9\u00e8*"}}, "a", "\u00e9\u00e9", false},
-		"the first half of another letter": {&Selection{UseModels: []string{"\u00e9*"}}, "a", "e\u00e9", false},
+		"no selection":                     {nil, "a", "S60", TierNone, true},
+		"an empty one":                     {&Selection{}, "a", "", TierNone, true},
+		"a model":                          {&Selection{UseModels: []string{"S60", "S90"}}, "a", "S90", TierNone, true},
+		"case does not matter":             {&Selection{UseModels: []string{"nvidia a100"}}, "a", "NVIDIA A100", TierNone, true},
+		"the whole name":                   {&Selection{UseModels: []string{"NVIDIA A100"}}, "a", "NVIDIA A100-SXM4", TierNone, false},
+		"another model":                    {&Selection{UseModels: []string{"S60"}}, "a", "S90", TierNone, false},
+		"a beginning":                      {&Selection{UseModels: []string{"nvidia a100*"}}, "a", "NVIDIA A100-SXM4", TierNone, true},
+		"a beginning is longer":            {&Selection{UseModels: []string{"S60-plus*"}}, "a", "S60", TierNone, false},
+		"any model":                        {&Selection{UseModels: []string{"*"}}, "a", "", TierNone, true},
+		"a model that is not known":        {&Selection{UseModels: []string{"S60"}}, "a", "", TierNone, false},
+		"an avoided model":                 {&Selection{AvoidModels: []string{"s6*"}}, "a", "S60", TierNone, false},
+		"another one is avoided":           {&Selection{AvoidModels: []string{"S90"}}, "a", "S60", TierNone, true},
+		"a device":                         {&Selection{UseIDs: []string{"a", "b"}}, "b", "S60", TierNone, true},
+		"another device":                   {&Selection{UseIDs: []string{"a", "b"}}, "c", "S60", TierNone, false},
+		"case matters in IDs":              {&Selection{UseIDs: []string{"GCU-a"}}, "gcu-a", "", TierNone, false},
+		"an avoided device":                {&Selection{AvoidIDs: []string{"a", "b"}}, "b", "S60", TierNone, false},
+		"a device of an avoided model":     {&Selection{UseIDs: []string{"a"}, AvoidModels: []string{"S60"}}, "a", "S60", TierNone, false},
+		"a used model, an avoided device":  {&Selection{UseModels: []string{"S60"}, AvoidIDs: []string{"a"}}, "a", "S60", TierNone, false},
+		"a used model, not a used device":  {&Selection{UseModels: []string{"S60"}, UseIDs: []string{"b"}}, "a", "S60", TierNone, false},
+		"the beginning of a letter":        {&Selection{UseModels: []string{"\u00e9\u00e8*"}}, "a", "\u00e9\u00e9", TierNone, false},
+		"a tier that is required":          {&Selection{Isolation: TierDriver}, "a", "S60", TierDriver, true},
+		"a higher tier":                    {&Selection{Isolation: TierDriver}, "a", "S60", TierHardware, true},
+		"a lower tier":                     {&Selection{Isolation: TierDriver}, "a", "S60", TierCooperative, false},
+		"no tier":                          {&Selection{Isolation: TierCooperative}, "a", "S60", TierNone, false},
+		"an avoided device of that tier":   {&Selection{AvoidIDs: []string{"a"}, Isolation: TierDriver}, "a", "", TierDriver, false},
+		"the first half of another letter": {&Selection{UseModels: []string{"\u00e9*"}}, "a", "e\u00e9", TierNone, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := tc.s.Allows(tc.id, tc.model); got != tc.want {
-				t.Errorf("Allows(%q, %q) = %t, want %t", tc.id, tc.model, got, tc.want)
+			if got := tc.s.Allows(tc.id, tc.model, tc.tier); got != tc.want {
+				t.Errorf("Allows(%q, %q, %v) = %t, want %t", tc.id, tc.model, tc.tier, got, tc.want)
 			}
 		})
 	}
@@ -136,7 +142,7 @@ func TestSelection(t *testing.T) {
 func TestUnresolvable(t *testing.T) {
 	for code, want := range map[ReasonCode]bool{
 		Fits: false, NodeUnknown: true, NoDeviceFits: false, LargerThanDevice: true, TooFewDevices: true, NotSelected: true,
-		NoCapacity: false, Unservable: true,
+		NotIsolated: true, NoCapacity: false, Unservable: true,
 	} {
 		if got := code.Unresolvable(); got != want {
 			t.Errorf("code %d: Unresolvable = %t, want %t", code, got, want)
@@ -157,6 +163,8 @@ func TestNoFitErrorSaysWhatIsShort(t *testing.T) {
 			"node n: insufficient CPU or memory for a pod with devices of r: "},
 		{NoFitError{Node: "n", Resource: "r", Code: NotSelected, Devices: 1},
 			"node n: no device of r is allowed by the pod's annotations: "},
+		{NoFitError{Node: "n", Resource: "r", Code: NotIsolated, Required: TierDriver, Stated: 1},
+			"node n: isolation driver required, device states none: "},
 		{NoFitError{Node: "n", Resource: "r", Code: TooFewDevices, Devices: 3, Need: 4},
 			"node n: fewer than 3 devices of r with 4 units are allowed for the pod: "},
 	} {

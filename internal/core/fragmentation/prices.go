@@ -218,7 +218,7 @@ func (s *statics) cut(count []float64, counts []demand.Count) {
 func (s *statics) takes(k *demand.Count) uint64 {
 	var out uint64
 	for i, c := range s.classes {
-		if k.Models.Allows("", c.model) && k.Units <= c.total {
+		if k.Models.Names("", c.model) && k.Units <= c.total {
 			out |= 1 << i
 		}
 	}

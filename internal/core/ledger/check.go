@@ -12,6 +12,9 @@ type Verdict struct {
 	// Rating rates a node that fits, higher is better: see place.Policy and
 	// place.Scores. It is place.NoRating for one that does not.
 	Rating int64
+	// Stated are, with accel.NotIsolated, the tiers of the devices that the pod's selection
+	// allows otherwise; else none.
+	Stated accel.TierSet
 }
 
 // checkChunk is how many nodes are looked at before writers get a turn, about
@@ -52,6 +55,7 @@ func checkAll(l *Ledger, req accel.Request, nodes []string, out []Verdict, ratin
 		}
 		return
 	}
+	expireTiers(l)
 	r := ratings(&ask, policy)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -128,9 +132,9 @@ func (r *ratings) verdict(s *state, x *index, number int) Verdict {
 	if e.generation != x.generations[number] {
 		n := x.nodes[number]
 		v := r.judge(s, n, n.slots, n.largestFree, "")
-		e.generation, e.code, e.rating = x.generations[number], v.Code, v.Rating
+		e.generation, e.code, e.rating, e.stated = x.generations[number], v.Code, v.Rating, v.Stated
 	}
-	return Verdict{Code: e.code, Rating: e.rating}
+	return Verdict{Code: e.code, Rating: e.rating, Stated: e.stated}
 }
 
 // unknown is the verdict on a node that does not publish the resource.
@@ -155,7 +159,8 @@ func (r *ratings) judge(s *state, n *node, slots []place.Slot, free accel.Units,
 			return Verdict{Rating: rating}
 		}
 	}
-	return Verdict{Code: refusal(slots, &r.ask), Rating: place.NoRating}
+	code, stated := refusal(slots, &r.ask)
+	return Verdict{Code: code, Rating: place.NoRating, Stated: stated}
 }
 
 // view sets v to the node as the policy sees it for an ask of a pod, whose own CPU and
@@ -172,15 +177,20 @@ func (s *state) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask, p
 	}
 }
 
-// refusal says why a pod does not fit on a node that has these slots.
-func refusal(slots []place.Slot, a *place.Ask) accel.ReasonCode {
+// refusal says why a pod does not fit on a node that has these slots; stated are the tiers
+// where none meets what the pod requires.
+func refusal(slots []place.Slot, a *place.Ask) (_ accel.ReasonCode, stated accel.TierSet) {
 	if a.Devices == 0 {
-		return accel.NoCapacity
+		return accel.NoCapacity, 0
 	}
 	var allowed, large, healthy int
 	for i := range slots {
 		s := &slots[i]
-		if !a.Only.Allows(s.ID, s.Model) {
+		if !a.Only.Names(s.ID, s.Model) {
+			continue
+		}
+		if !a.Only.Isolates(s.Tier) {
+			stated.Add(s.Tier)
 			continue
 		}
 		allowed++
@@ -192,14 +202,16 @@ func refusal(slots []place.Slot, a *place.Ask) accel.ReasonCode {
 		}
 	}
 	switch {
+	case allowed == 0 && stated != 0:
+		return accel.NotIsolated, stated
 	case allowed == 0 && len(slots) > 0:
-		return accel.NotSelected
+		return accel.NotSelected, 0
 	case large == 0:
-		return accel.LargerThanDevice
+		return accel.LargerThanDevice, 0
 	case large < a.Devices:
-		return accel.TooFewDevices
+		return accel.TooFewDevices, 0
 	case healthy < a.Devices:
-		return accel.NoDeviceFits
+		return accel.NoDeviceFits, 0
 	}
-	return accel.NoCapacity
+	return accel.NoCapacity, 0
 }

@@ -52,6 +52,7 @@ func (l *Ledger) Expect(e Expected, nodeName string) bool {
 	if err != nil || ask.Devices == 0 || e.Pod.UID == "" {
 		return false
 	}
+	expireTiers(l)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := &l.state

@@ -95,8 +95,8 @@ type Options struct {
 	// MaxBindDelay is how long an expected bind may take, see Expect;
 	// DefaultMaxBindDelay when it is not above zero.
 	MaxBindDelay time.Duration
-	// Now is the clock; time.Now when nil. It is called under the ledger's lock
-	// and must not call back.
+	// Now is the clock; time.Now when nil. It is mostly called under the ledger's lock,
+	// must not call back, and is safe for concurrent use.
 	Now func() time.Time
 }
 
@@ -159,7 +159,7 @@ func New(o Options) *Ledger {
 	}
 	l.rules.policies[""] = o.Policy
 	n := &nodes{
-		byResource: map[accel.Resource]*index{}, graphs: map[string]*place.Graph{},
+		byResource: map[accel.Resource]*index{}, graphs: map[string]*place.Graph{}, attested: attested{nodes: map[*node]struct{}{}},
 		hosts: hosts{byName: map[string]*host{}, charges: map[string]charge{}},
 	}
 	l.state = state{

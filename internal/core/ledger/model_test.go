@@ -31,6 +31,14 @@ type model struct {
 	pods   []*modelPod
 	// charges are by pod UID.
 	charges map[string]modelCharge
+	// until says when attestations end to count, by node, resource and device.
+	until map[modelDevice]time.Time
+}
+
+type modelDevice struct {
+	node     string
+	resource accel.Resource
+	id       accel.DeviceID
 }
 
 type modelPod struct {
@@ -119,6 +127,33 @@ func (m *model) shares(node string, res accel.Resource) (accel.Inventory, bool) 
 	return accel.Inventory{}, false
 }
 
+// publish takes in what a node publishes. An attestation that was published before is not
+// newer because something else has changed.
+func (m *model) publish(node string, inv []accel.Inventory) {
+	for _, in := range inv {
+		before, _ := m.shares(node, in.Resource)
+		for _, s := range in.Shares {
+			if !slices.ContainsFunc(before.Shares, func(b accel.Share) bool { return b.ID == s.ID && b.Isolation == s.Isolation }) {
+				from := s.Isolation.Attested
+				if from.After(m.clock) {
+					from = m.clock
+				}
+				m.until[modelDevice{node, in.Resource, s.ID}] = from.Add(accel.MaxAttestationAge)
+			}
+		}
+	}
+	m.nodes[node] = inv
+}
+
+// tier is what counts of the tier that a device states.
+func (m *model) tier(node string, res accel.Resource, s *accel.Share) accel.Tier {
+	tier := s.Isolation.Memory
+	if tier != accel.TierHardware && m.clock.After(m.until[modelDevice{node, res, s.ID}]) {
+		return accel.TierNone
+	}
+	return tier
+}
+
 // used is what pods other than one hold of the device.
 func (m *model) used(node string, res accel.Resource, id accel.DeviceID, other *modelPod) accel.Units {
 	var sum accel.Units
@@ -168,6 +203,9 @@ type modelChoice struct {
 	rating  int64
 	// largest is the most that any one healthy device has free.
 	largest accel.Units
+	// stated are the tiers of the devices that the selection allows otherwise, if none meets
+	// what it requires.
+	stated accel.TierSet
 }
 
 // order is 1 where the least free amount is best, -1 where the largest is.
@@ -213,7 +251,7 @@ func (m *model) choose(node string, req *accel.Request, other *modelPod, uid str
 	}
 	c := modelChoice{rating: place.NoRating}
 	var options []modelOption
-	allowed, large := 0, 0
+	allowed, large, stated := 0, 0, accel.TierSet(0)
 	for _, s := range in.Shares {
 		free := s.Units - s.Withheld - m.used(node, req.Resource, s.ID, other)
 		if !s.Health.Unhealthy {
@@ -221,6 +259,10 @@ func (m *model) choose(node string, req *accel.Request, other *modelPod, uid str
 		}
 		if r := req.Selection; r != nil && (slices.Contains(r.AvoidIDs, string(s.ID)) || len(r.UseModels) > 0 &&
 			s.Model != r.UseModels[0]) {
+			continue
+		}
+		if tier := m.tier(node, req.Resource, &s); req.Selection != nil && !tier.Meets(req.Selection.Isolation) {
+			stated.Add(tier)
 			continue
 		}
 		allowed++
@@ -239,6 +281,8 @@ func (m *model) choose(node string, req *accel.Request, other *modelPod, uid str
 		return c
 	case devices == 0:
 		c.code = accel.NoCapacity
+	case allowed == 0 && stated != 0:
+		c.code, c.stated = accel.NotIsolated, stated
 	case allowed == 0 && len(in.Shares) > 0:
 		c.code = accel.NotSelected
 	case large == 0:
@@ -363,7 +407,7 @@ func (m *model) serves(p *modelPod, req *accel.Request) (located, serves bool) {
 			return false, false
 		}
 		s := &in.Shares[at]
-		serves = serves && !s.Health.Unhealthy && req.Selection.Allows(s.ID, s.Model)
+		serves = serves && !s.Health.Unhealthy && req.Selection.Allows(s.ID, s.Model, m.tier(p.Node, p.Resource, s))
 	}
 	return located, serves
 }
@@ -426,10 +470,10 @@ func (m *model) verdict(node string, req *accel.Request) Verdict {
 	p := m.find(req.Pod, req.Resource)
 	if p == nil || p.observed || p.Node != node {
 		c := m.choose(node, req, nil, "")
-		return Verdict{Code: c.code, Rating: c.rating}
+		return Verdict{Code: c.code, Rating: c.rating, Stated: c.stated}
 	}
 	c := m.choose(node, req, p, req.Pod)
-	return Verdict{Code: c.code, Rating: c.rating}
+	return Verdict{Code: c.code, Rating: c.rating, Stated: c.stated}
 }
 
 func (m *model) usage(res accel.Resource) []NodeUsage {
@@ -442,6 +486,9 @@ func (m *model) usage(res accel.Resource) []NodeUsage {
 		u := NodeUsage{Name: node, Unit: in.Unit, Devices: []DeviceUsage{}}
 		for _, s := range in.Shares {
 			u.Total += s.Units
+			if m.tier(node, res, &s) != s.Isolation.Memory {
+				s.Isolation = accel.Isolation{}
+			}
 			u.Devices = append(u.Devices, DeviceUsage{Share: s, Used: m.used(node, res, s.ID, nil)})
 		}
 		for _, p := range m.pods {
@@ -510,6 +557,7 @@ var (
 	modelNodes     = []string{"n0", "n1", "n2", "n3", "n4"}
 	modelDevices   = []accel.DeviceID{"", "a", "b", "c", "d", "e"}
 	modelModels    = []string{"S60", "S90"}
+	modelTiers     = []accel.Tier{accel.TierNone, accel.TierCooperative, accel.TierDriver, accel.TierHardware}
 )
 
 const (
@@ -525,6 +573,7 @@ func newDriver(t testing.TB, policy place.Policy, next func(int) int) *driver {
 		m: &model{
 			policy: policy, ttl: time.Minute, clock: w.clock,
 			nodes: make(map[string][]accel.Inventory), limits: make(map[string][2]int64), charges: make(map[string]modelCharge),
+			until: make(map[modelDevice]time.Time),
 		},
 	}
 }
@@ -548,6 +597,10 @@ func (d *driver) request(res accel.Resource) accel.Request {
 		req.Selection = &accel.Selection{AvoidIDs: []string{string(pickOf(d, modelDevices[1:]))}}
 	case 1:
 		req.Selection = &accel.Selection{UseModels: []string{pickOf(d, modelModels)}}
+	case 2, 3:
+		req.Selection = &accel.Selection{Isolation: pickOf(d, modelTiers[1:])}
+	case 4:
+		req.Selection = &accel.Selection{AvoidIDs: []string{string(pickOf(d, modelDevices[1:]))}, Isolation: pickOf(d, modelTiers[1:])}
 	}
 	if d.next(3) == 0 {
 		req.CPU, req.Memory = int64(d.next(6)-1), int64(d.next(4))
@@ -694,7 +747,7 @@ func (d *driver) reserve(uid, node string, req accel.Request) {
 	if (err == nil) != (wantErr == nil) || !errors.Is(err, wantErr) {
 		d.t.Fatalf("Reserve %+v on %s for %s: error %v, model %v", req, node, uid, err, wantErr)
 	}
-	if nf := (*accel.NoFitError)(nil); errors.As(err, &nf) && (nf.Largest != c.largest || nf.Code != c.code) {
+	if nf := (*accel.NoFitError)(nil); errors.As(err, &nf) && (nf.Largest != c.largest || nf.Code != c.code || nf.Stated != c.stated) {
 		d.t.Fatalf("Reserve %+v: %v, code %d; model has %d free at most, code %d", req, err, nf.Code, c.largest, c.code)
 	}
 	if err == nil {
@@ -712,6 +765,7 @@ func (d *driver) reserve(uid, node string, req accel.Request) {
 		}
 		if !held {
 			d.unwithheld(p, req)
+			d.isolated(p, req)
 		}
 	} else {
 		d.count["refused"]++
@@ -740,6 +794,38 @@ func (d *driver) unwithheld(p *modelPod, req accel.Request) {
 	}
 }
 
+// isolated checks that a pod that was just placed is on devices that have the tier that it
+// requires, by an attestation that is young enough.
+func (d *driver) isolated(p *modelPod, req accel.Request) {
+	if req.Selection == nil || req.Selection.Isolation == accel.TierNone {
+		return
+	}
+	in, _ := d.m.shares(p.Node, req.Resource)
+	for _, s := range in.Shares {
+		if !slices.Contains(p.devices(), s.ID) {
+			continue
+		}
+		stated := s.Isolation.Memory
+		if stated != accel.TierHardware && d.clock.Sub(s.Isolation.Attested) > accel.MaxAttestationAge {
+			stated = accel.TierNone
+		}
+		if !stated.Meets(req.Selection.Isolation) {
+			d.t.Fatalf("Reserve %+v on %s: device %s is at tier %v at %v", req, p.Node, s.ID, s.Isolation, d.clock)
+		}
+		d.count["granted isolated"]++
+	}
+}
+
+// isolation is one of any tier, attested a while ago, or in the future by a clock that is
+// ahead.
+func (d *driver) isolation() accel.Isolation {
+	i := accel.Isolation{Memory: pickOf(d, modelTiers)}
+	if i.Memory == accel.TierCooperative || i.Memory == accel.TierDriver {
+		i.Attested = d.clock.Add(time.Duration(10-d.next(80)) * time.Second)
+	}
+	return i
+}
+
 // setNode changes one thing about a node, or publishes it anew.
 func (d *driver) setNode(node string) {
 	inv := slices.Clone(d.m.nodes[node])
@@ -749,7 +835,13 @@ func (d *driver) setNode(node string) {
 		if n := len(inv[i].Shares); n > 0 {
 			at := d.next(n)
 			s := &inv[i].Shares[at]
-			switch d.next(6) {
+			switch d.next(8) {
+			case 5:
+				s.Isolation = d.isolation()
+			case 6:
+				if !s.Isolation.Attested.IsZero() {
+					s.Isolation.Attested = d.clock.Truncate(time.Second)
+				}
 			case 0:
 				s.Health.Unhealthy = !s.Health.Unhealthy
 			case 1:
@@ -770,7 +862,8 @@ func (d *driver) setNode(node string) {
 			for i, id := range modelDevices[1 : 2+d.next(len(modelDevices)-1)] {
 				in.Shares = append(in.Shares, accel.Share{
 					Units: accel.Units(8 + d.next(10)), Withheld: accel.Units(max(d.next(8)-4, 0)),
-					Device: accel.Device{Index: i, ID: id, Model: pickOf(d, modelModels), NUMANode: i / 2},
+					Device:    accel.Device{Index: i, ID: id, Model: pickOf(d, modelModels), NUMANode: i / 2},
+					Isolation: d.isolation(),
 				})
 			}
 			if d.next(3) == 0 {
@@ -779,7 +872,7 @@ func (d *driver) setNode(node string) {
 			inv = append(inv, in)
 		}
 	}
-	d.m.nodes[node] = inv
+	d.m.publish(node, inv)
 	d.SetNode(node, inv)
 }
 
@@ -819,7 +912,8 @@ var codeNames = map[accel.ReasonCode]string{
 	accel.Fits: "fits", accel.NodeUnknown: "node unknown", accel.NoDeviceFits: "no device fits",
 	accel.LargerThanDevice: "larger than device",
 	accel.TooFewDevices:    "too few devices", accel.NotSelected: "not selected", accel.NoCapacity: "no capacity",
-	accel.Unservable: "unservable",
+	accel.NotIsolated: "not isolated",
+	accel.Unservable:  "unservable",
 }
 
 // compareBooks compares everything.
@@ -854,9 +948,10 @@ func TestModel(t *testing.T) {
 			t.Logf("%d steps: %v", steps/2, d.count)
 			// A test in which nothing happens would pass as well.
 			for _, what := range []string{
-				"granted", "granted several", "granted beside withheld", "refused", "undo", "confirmed", "forgotten", "expired", "expected",
+				"granted", "granted several", "granted beside withheld", "granted isolated", "refused", "undo",
+				"confirmed", "forgotten", "expired", "expected",
 				"expected and reserved", "withdrawn", "released",
-				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "no capacity",
+				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "not isolated", "no capacity",
 				"unservable",
 			} {
 				if d.count[what] < steps/1000 {

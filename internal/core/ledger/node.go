@@ -3,6 +3,7 @@ package ledger
 import (
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
@@ -31,6 +32,8 @@ type node struct {
 	shares []accel.Share
 	slots  []place.Slot
 	graph  *place.Graph
+	// until says of each slot when its tier ends to count, the zero time for never.
+	until []time.Time
 	// used sums the units of all pods, placed or not.
 	used accel.Units
 	// pods are in no order; a holding knows its position.
@@ -47,12 +50,17 @@ type nodes struct {
 	// generation is that of the latest change of a node.
 	generation uint64
 	// widest is the size of the largest index so far.
-	widest atomic.Int64
+	widest   atomic.Int64
+	attested attested
 }
 
 // SetNode replaces the inventories of a node, all its resources at once. What
 // pods hold stays and is counted on the new devices, in work that depends on
-// this node alone; an inventory that did not change costs a comparison.
+// this node alone; an inventory that did not change costs a comparison, and one with newer
+// attestations little more.
+//
+// An attestation counts for accel.MaxAttestationAge from its time on, or from now on if a
+// node's clock is ahead.
 //
 // An inventory that a codec would reject is made usable: of
 // devices with the same ID, and of inventories of the same resource, the first
@@ -64,10 +72,10 @@ func (l *Ledger) SetNode(name string, inv []accel.Inventory) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.state.nodes.set(name, inv)
+	l.state.nodes.set(name, inv, l.rules.now())
 }
 
-func (ns *nodes) set(name string, inv []accel.Inventory) {
+func (ns *nodes) set(name string, inv []accel.Inventory, now time.Time) {
 	for res := range ns.byResource {
 		if !slices.ContainsFunc(inv, func(in accel.Inventory) bool { return in.Resource == res }) {
 			ns.retire(res, name)
@@ -82,9 +90,16 @@ func (ns *nodes) set(name string, inv []accel.Inventory) {
 		if n.known && slices.Equal(n.published, in.Shares) && slices.Equal(n.links, in.Links) {
 			continue
 		}
+		until := n.expiries(in.Shares, now)
+		same := n.known && slices.EqualFunc(n.published, in.Shares, sameButAttested) && slices.Equal(n.links, in.Links)
 		n.known = true
 		n.published, n.links = slices.Clone(in.Shares), slices.Clone(in.Links)
-		ns.setShares(n, usable(n.published))
+		if shares := usable(n.published); same {
+			n.shares = shares
+		} else {
+			ns.setShares(n, shares)
+		}
+		ns.attest(n, until, now)
 	}
 }
 
@@ -111,6 +126,7 @@ func (ns *nodes) retire(res accel.Resource, name string) {
 	}
 	n.known, n.unit, n.published, n.links = false, "", nil, nil
 	ns.setShares(n, nil)
+	ns.attest(n, nil, time.Time{})
 	ns.sweep(res, n)
 }
 

@@ -210,7 +210,7 @@ func (k *nomination) slots(n *node, slots []place.Slot, ask *place.Ask, policy p
 		planned := make([]int, 0, len(k.devices))
 		for _, d := range k.devices {
 			i := n.find(d)
-			if i < 0 || slots[i].Unhealthy || slots[i].Total < ask.Units {
+			if i < 0 || slots[i].Unhealthy || slots[i].Total < ask.Units || !ask.Only.Isolates(slots[i].Tier) {
 				break
 			}
 			planned = append(planned, i)

@@ -57,6 +57,7 @@ func (l *Ledger) Evict(req accel.Request, proposals []Proposal) []Eviction {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s, now := &l.state, l.rules.now()
+	s.nodes.expireTiers(now)
 	s.nominations.expire(now)
 	for i, p := range proposals {
 		n := s.nodes.publishing(req.Resource, p.Node)
@@ -190,6 +191,7 @@ func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
 	if err != nil {
 		return false
 	}
+	expireTiers(l)
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.state.nodes.publishing(req.Resource, node)

@@ -36,6 +36,7 @@ type rated struct {
 	generation uint64
 	rating     int64
 	code       accel.ReasonCode
+	stated     accel.TierSet
 }
 
 // maxRated bounds the verdicts that are remembered of all asks together, 24
@@ -66,6 +67,7 @@ func selectionKey(s *accel.Selection) string {
 		}
 		b.WriteByte(1)
 	}
+	b.WriteString(string(s.Isolation))
 	return b.String()
 }
 

@@ -16,7 +16,7 @@ import (
 // A pod that is on that node already gets its grant again, so a repeated
 // bind gets the same answer; such calls share one reservation, which goes when
 // all of them were undone. Only a reservation on a device that was lost or
-// became unhealthy meanwhile is replaced.
+// became unhealthy meanwhile, or lost the tier that the pod requires, is replaced.
 //
 // The error is a *accel.NoFitError when the pod does not fit, or wraps
 // ErrNodeUnknown, ErrHeldElsewhere, ErrNothingAsked, ErrPolicyUnknown or
@@ -35,6 +35,7 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 	if err != nil {
 		return accel.Grant{}, func() {}, err
 	}
+	expireTiers(l)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, err := l.state.reserve(pod, created, nodeName, &req, &ask, policy)
@@ -122,10 +123,13 @@ func (s *state) choose(n *node, req *accel.Request, ask *place.Ask, policy place
 	s.view(&view, n, slots, ask, req.Pod)
 	chosen, _, ok := policy.Choose(&view, ask, nil)
 	if !ok {
-		return nil, &accel.NoFitError{
-			Node: n.host.name, Resource: req.Resource, Code: refusal(slots, ask), Devices: ask.Devices, Need: ask.Units,
-			Largest: freest(slots),
+		why := &accel.NoFitError{
+			Node: n.host.name, Resource: req.Resource, Devices: ask.Devices, Need: ask.Units, Largest: freest(slots),
 		}
+		if why.Code, why.Stated = refusal(slots, ask); why.Code == accel.NotIsolated {
+			why.Required = ask.Only.Isolation
+		}
+		return nil, why
 	}
 	return chosen, nil
 }
@@ -146,7 +150,7 @@ func (h *holding) serves(a *place.Ask) bool {
 		return false
 	}
 	for i := range h.devices() {
-		if s := &h.on.node.slots[h.slotOf(i)]; s.Unhealthy || !a.Only.Allows(s.ID, s.Model) {
+		if s := &h.on.node.slots[h.slotOf(i)]; s.Unhealthy || !a.Only.Allows(s.ID, s.Model, s.Tier) {
 			return false
 		}
 	}
@@ -167,13 +171,15 @@ func (h *holding) holds(nodeName string, a *place.Ask) bool {
 	return true
 }
 
-// Expire drops the reservations whose pods were not observed in time, and what was
-// kept for pods for too long, and returns how many reservations. Its cost depends on
+// Expire drops the reservations whose pods were not observed in time, what was kept for
+// pods for too long, and the tiers whose attestations are too old, and returns how many
+// reservations. Its cost depends on
 // the number of those that wait, not on all pods.
 func (l *Ledger) Expire() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now, n := l.rules.now(), 0
+	l.state.nodes.expireTiers(now)
 	l.state.nominations.expire(now)
 	for h := range l.state.pods.pending {
 		if !now.Before(h.reservation.deadline(&l.rules)) {

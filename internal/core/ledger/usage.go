@@ -33,6 +33,7 @@ type NodeUsage struct {
 // yet will get others, and those that are gone have given theirs back. The node
 // says so a moment later; until then they are unplaced. Used exceeds the units only
 // by what pods hold that are confirmed. Units that are withheld are not in it.
+// Isolation is what counts of it at the time.
 type DeviceUsage struct {
 	accel.Share
 	Used accel.Units
@@ -125,6 +126,9 @@ func (n *node) usage() NodeUsage {
 	u := NodeUsage{Name: n.host.name, Unit: n.unit, Used: n.used, Devices: make([]DeviceUsage, len(n.shares))}
 	for i, s := range n.shares {
 		u.Total += s.Units
+		if n.slots[i].Tier != s.Isolation.Memory {
+			s.Isolation = s.Isolation.Lapsed()
+		}
 		u.Devices[i] = DeviceUsage{Share: s, Used: s.Units - s.Withheld - n.slots[i].Free}
 	}
 	for _, h := range n.pods {

@@ -85,7 +85,7 @@ func makeRoom(slots []place.Slot, ask *place.Ask, pods []occupant) (victims, roo
 		best, found := choice{}, false
 		for i := range slots {
 			s := &slots[i]
-			if slices.Contains(room, i) || s.Unhealthy || s.Total < ask.Units || !ask.Only.Allows(s.ID, s.Model) {
+			if slices.Contains(room, i) || s.Unhealthy || s.Total < ask.Units || !ask.Only.Allows(s.ID, s.Model, s.Tier) {
 				continue
 			}
 			c, enough := roomOn(i, ask.Units-free[i], pods, taken)

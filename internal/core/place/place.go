@@ -27,6 +27,8 @@ type Slot struct {
 	Total, Free accel.Units
 	// Unhealthy devices take no new pods.
 	Unhealthy bool
+	// Tier is what isolates the device's memory at the moment.
+	Tier accel.Tier
 }
 
 // Unlimited is the CPU or memory of a node of which nobody counts it.
@@ -61,7 +63,7 @@ type Ask struct {
 // Fits reports whether a pod may go to the slot: a device of which it asks
 // nothing must be healthy as well.
 func (a *Ask) Fits(s *Slot) bool {
-	return !s.Unhealthy && max(s.Free, 0) >= a.Units && (a.Only == nil || a.Only.Allows(s.ID, s.Model))
+	return !s.Unhealthy && max(s.Free, 0) >= a.Units && (a.Only == nil || a.Only.Allows(s.ID, s.Model, s.Tier))
 }
 
 // FitsBeside reports whether the node has the CPU and memory that the pod

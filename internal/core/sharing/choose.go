@@ -100,6 +100,10 @@ type Choice struct {
 // ErrNoRoom is the error of a question that no device of the node can answer.
 var ErrNoRoom = errors.New("no device of this node has enough free units")
 
+// ErrNotIsolated is the error of a question for a pod that requires a tier of isolation that
+// no device of the node has.
+var ErrNotIsolated = errors.New("no device of this node is isolated enough")
+
 // Choose picks the devices whose units the container gets that kubelet asks
 // about. node has the devices of the node with the units that no container
 // holds. size is what the container asks for in all; must are the devices of the
@@ -155,13 +159,15 @@ func Choose(size accel.Units, must []Part, node place.Node, waiting []Waiting) (
 		}
 		// Not less than what is asked for, whatever is known of the pod.
 		need := max(w.share(), size/accel.Units(n))
-		if len(w.Granted) > 0 && !slices.ContainsFunc(w.Granted, func(d accel.DeviceID) bool { return !p.usable(d) || p.free(d) < need }) {
+		if len(w.Granted) > 0 && !slices.ContainsFunc(w.Granted, func(d accel.DeviceID) bool {
+			return !p.usable(d, w.Request.Selection) || p.free(d) < need
+		}) {
 			return Choice{Parts: level(none(w.Granted), size), Pod: i}, nil
 		}
 		if devices := p.pick(place.Ask{Units: need, Devices: n, Only: w.Request.Selection}, i, place.Binpack); devices != nil {
 			return Choice{Parts: level(none(devices), size), Pod: i}, nil
 		}
-		refusal = cmp.Or(refusal, p.refuse(w.Pod.String(), need, n, i))
+		refusal = cmp.Or(refusal, p.refuse(w.Pod.String(), need, n, i, w.Request.Selection))
 	}
 	if refusal != nil {
 		return Choice{}, refusal
@@ -171,7 +177,7 @@ func Choose(size accel.Units, must []Part, node place.Node, waiting []Waiting) (
 	if devices := p.pick(place.Ask{Units: size, Devices: 1}, -1, place.Spread); devices != nil {
 		return Choice{Parts: level(none(devices), size), Pod: -1}, nil
 	}
-	return Choice{}, p.refuse("a pod that the API server does not know", size, 1, -1)
+	return Choice{}, p.refuse("a pod that the API server does not know", size, 1, -1, nil)
 }
 
 // none are the devices with no units of them.
@@ -334,9 +340,10 @@ func (p *plan) free(d accel.DeviceID) accel.Units {
 	return s.Free
 }
 
-func (p *plan) usable(d accel.DeviceID) bool {
+// usable reports whether a device that was granted still serves a pod of that selection.
+func (p *plan) usable(d accel.DeviceID, only *accel.Selection) bool {
 	s, ok := p.slot(d)
-	return ok && !s.Unhealthy
+	return ok && !s.Unhealthy && only.Isolates(s.Tier)
 }
 
 // promised is what other waiting pods than except will still take of d.
@@ -370,13 +377,20 @@ func (p *plan) pick(ask place.Ask, except int, policy place.Policy) []accel.Devi
 }
 
 // refuse says what there would be for the pod at position except of the waiting
-// ones, which needs so many units on each of some devices.
-func (p *plan) refuse(pod string, need accel.Units, devices, except int) error {
+// ones, which needs so many units on each of some devices that the selection allows.
+func (p *plan) refuse(pod string, need accel.Units, devices, except int, only *accel.Selection) error {
 	var largest accel.Units
+	var stated accel.TierSet
+	isolated := false
 	for _, s := range p.node.Slots {
+		isolated = isolated || only.Isolates(s.Tier)
+		stated.Add(s.Tier)
 		if !s.Unhealthy {
 			largest = max(largest, s.Free-p.promised(s.ID, except))
 		}
+	}
+	if !isolated && only != nil && stated != 0 {
+		return fmt.Errorf("%w: pod %s: %s", ErrNotIsolated, pod, accel.WhyNotIsolated(only.Isolation, stated))
 	}
 	where := "one device"
 	if devices > 1 {

@@ -16,6 +16,9 @@ const (
 	AvoidDevicesAnnotation = "divvy.dev/avoid-devices"
 	// PolicyAnnotation is the placement policy for this pod.
 	PolicyAnnotation = "divvy.dev/placement-policy"
+	// IsolationAnnotation is the least tier of isolation that the pod's devices must have,
+	// as accel.ParseTier reads it. The node reads it for every device that it gives out.
+	IsolationAnnotation = "divvy.dev/isolation"
 )
 
 // MaxDevices is the most devices that a pod can be spread over.
@@ -26,5 +29,6 @@ const MaxDevices = 64
 func AskAnnotations() []string {
 	return []string{
 		CountAnnotation, UseModelsAnnotation, AvoidModelsAnnotation, UseDevicesAnnotation, AvoidDevicesAnnotation, PolicyAnnotation,
+		IsolationAnnotation,
 	}
 }

@@ -29,6 +29,11 @@ func FuzzDecodeInventory(f *testing.F) {
 	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","quarantined":"0000-01-01T00:00:00+23:00"}]}]}`)
 	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","units":16,"withheld":16},{"id":"y","units":1}]}]}`)
 	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","units":16,"withheld":17}]}]}`)
+	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","tier":"driver","compute":"driver","backend":"dmem",` +
+		`"attested":"2026-07-01T10:00:00.5+02:00"}]}]}`)
+	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","tier":"hardware","compute":"hardware","backend":"mig"},` +
+		`{"id":"y","tier":"none","compute":"none","backend":"\xff"},{"index":2,"id":"z","tier":"vault","compute":"cooperative",` +
+		`"attested":"0000-01-01T00:00:00+23:00"}]}]}`)
 	f.Fuzz(func(t *testing.T, s string) {
 		inv, err := DecodeInventory(s)
 		if err != nil {

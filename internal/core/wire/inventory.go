@@ -59,6 +59,40 @@ type deviceV1 struct {
 	Reason    string         `json:"reason,omitempty"`
 	// Quarantined is absent for a device that is not in quarantine.
 	Quarantined time.Time `json:"quarantined,omitzero"`
+	// Tier and the rest are of accel.Isolation; absent for none.
+	Tier     accel.Tier `json:"tier,omitempty"`
+	Compute  accel.Tier `json:"compute,omitempty"`
+	Backend  string     `json:"backend,omitempty"`
+	Attested time.Time  `json:"attested,omitzero"`
+}
+
+// isolate puts what isolates the device into it.
+func (d *deviceV1) isolate(i accel.Isolation) {
+	if i = knownIsolation(i); i != (accel.Isolation{}) {
+		d.Tier, d.Compute, d.Backend, d.Attested = i.Memory, i.Compute, i.Backend, i.Attested
+	}
+}
+
+// isolation is the inverse of isolate. A tier that a newer release states is none here, since
+// what it promises is not known.
+func (d *deviceV1) isolation() accel.Isolation {
+	return knownIsolation(accel.Isolation{Memory: d.Tier, Compute: d.Compute, Backend: d.Backend, Attested: d.Attested})
+}
+
+func knownIsolation(i accel.Isolation) accel.Isolation {
+	known := func(t accel.Tier) accel.Tier {
+		tier, _ := accel.ParseTier(t.String())
+		return tier
+	}
+	i.Memory, i.Compute = known(i.Memory), known(i.Compute)
+	if i.Compute == accel.TierDriver {
+		i.Compute = accel.TierNone // no driver limits compute time
+	}
+	if i.Memory == accel.TierNone && i.Compute == accel.TierNone {
+		return accel.Isolation{}
+	}
+	i.Attested = seconds(i.Attested)
+	return i
 }
 
 // EncodeInventory returns the annotation's value: resources in the order of
@@ -75,6 +109,7 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 				Board: s.Board, Chip: s.Chip, Chips: s.Chips, PCI: s.PCI, Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason,
 				Quarantined: seconds(s.Health.Quarantined), Parent: s.Parent, Profile: s.Profile,
 			}
+			d.isolate(s.Isolation)
 			if s.NUMANode >= 0 {
 				d.NUMA = &s.NUMANode
 			}
@@ -142,7 +177,7 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 	for _, r := range doc.Resources {
 		in := accel.Inventory{Resource: r.Resource, Unit: r.Unit, Several: r.Several, Shares: make([]accel.Share, 0, len(r.Devices))}
 		for _, d := range r.Devices {
-			s := accel.Share{Units: d.Units, Withheld: d.Withheld, Chips: d.Chips, Device: accel.Device{
+			s := accel.Share{Units: d.Units, Withheld: d.Withheld, Chips: d.Chips, Isolation: d.isolation(), Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,
 				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Parent: d.Parent, Profile: d.Profile,
 				Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason,
@@ -223,7 +258,7 @@ func (r *resourceV1) mistakes() []error {
 		if d.Chip < 0 || d.Chips < 0 {
 			errs = append(errs, fmt.Errorf("device %q is chip %d, made of %d chips, below 0", d.ID, d.Chip, d.Chips))
 		}
-		for _, s := range []string{string(d.ID), d.Model, d.Board, d.PCI, d.Reason, string(d.Parent), d.Profile} {
+		for _, s := range []string{string(d.ID), d.Model, d.Board, d.PCI, d.Reason, string(d.Parent), d.Profile, d.Backend} {
 			if !utf8.ValidString(s) {
 				errs = append(errs, fmt.Errorf("device %q: %q is not valid UTF-8", d.ID, s))
 			}

@@ -146,6 +146,68 @@ func TestInventoryOfWithheldUnits(t *testing.T) {
 	}
 }
 
+// Tiers are written only where there are some, and one that is not known is none.
+func TestInventoryOfTiers(t *testing.T) {
+	attested := time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
+	for name, tt := range map[string]struct {
+		stated accel.Isolation
+		want   string
+		read   accel.Isolation
+	}{
+		"none": {want: `{"index":0,"id":"x","units":16}`},
+		"a partition": {
+			stated: accel.Isolation{Memory: accel.TierHardware, Compute: accel.TierHardware, Backend: "mig"},
+			want:   `{"index":0,"id":"x","units":16,"tier":"hardware","compute":"hardware","backend":"mig"}`,
+			read:   accel.Isolation{Memory: accel.TierHardware, Compute: accel.TierHardware, Backend: "mig"},
+		},
+		"limits in the driver": {
+			stated: accel.Isolation{Memory: accel.TierDriver, Backend: "dmem", Attested: attested.Local().Add(time.Millisecond)},
+			want:   `{"index":0,"id":"x","units":16,"tier":"driver","backend":"dmem","attested":"2026-07-01T10:00:00Z"}`,
+			read:   accel.Isolation{Memory: accel.TierDriver, Backend: "dmem", Attested: attested},
+		},
+		"compute alone": {
+			stated: accel.Isolation{Compute: accel.TierCooperative, Backend: "mps3", Attested: attested},
+			want:   `{"index":0,"id":"x","units":16,"compute":"cooperative","backend":"mps3","attested":"2026-07-01T10:00:00Z"}`,
+			read:   accel.Isolation{Compute: accel.TierCooperative, Backend: "mps3", Attested: attested},
+		},
+		"a tier that does not exist": {stated: accel.Isolation{Memory: "vault", Compute: accel.TierDriver, Backend: "x", Attested: attested},
+			want: `{"index":0,"id":"x","units":16}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			share := accel.Share{Units: 16, Device: accel.Device{ID: "x", NUMANode: accel.NoNUMA}, Isolation: tt.stated}
+			text, err := EncodeInventory([]accel.Inventory{{Resource: "r", Shares: []accel.Share{share}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if device := `{"v":1,"resources":[{"resource":"r","devices":[` + tt.want + `]}]}`; text != device {
+				t.Errorf("written as %s, want %s", text, device)
+			}
+			got, err := DecodeInventory(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got[0].Shares[0].Isolation != tt.read {
+				t.Errorf("read back %+v, want %+v", got[0].Shares[0].Isolation, tt.read)
+			}
+		})
+	}
+}
+
+// A newer node may state tiers that this release does not know.
+func TestInventoryOfANewerNode(t *testing.T) {
+	got, err := DecodeInventory(`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x","units":3,"tier":"vault","compute":"hardware"},` +
+		`{"id":"y","index":1,"units":3,"tier":"Driver","compute":"driver","backend":"dmem","attested":"2026-07-01T10:00:00Z"}]}]}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (accel.Isolation{Compute: accel.TierHardware}); got[0].Shares[0].Isolation != want {
+		t.Errorf("a tier that is not known is read as %+v, want %+v", got[0].Shares[0].Isolation, want)
+	}
+	if got[0].Shares[1].Isolation != (accel.Isolation{}) {
+		t.Errorf("tiers that are not known are read as %+v", got[0].Shares[1].Isolation)
+	}
+}
+
 func TestInventoryIsDeterministic(t *testing.T) {
 	inv := append(twoCards(), accel.Inventory{Resource: "a.example/chip", Shares: []accel.Share{}})
 	mixed := []accel.Inventory{inv[1], {

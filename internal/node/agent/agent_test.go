@@ -245,7 +245,8 @@ func TestLabelsFollowTheDevices(t *testing.T) {
 		"divvy.dev/nvidia.memory": "40960", "divvy.dev/nvidia.driver": "1.2.3", "nvidia.com/gpu.present": "true",
 		"divvy.dev/iluvatar.present": "true", "divvy.dev/iluvatar.count": "1", "divvy.dev/iluvatar.model": "G",
 		"divvy.dev/iluvatar.memory": "40960", "divvy.dev/iluvatar.driver": "1.2.3",
-		"iluvatar.com/gpu.present": "theirs", // as somebody else has set it
+		"divvy.dev/iluvatar.isolation": "none",   // what is shared of NVIDIA is not known without kubelet
+		"iluvatar.com/gpu.present":     "theirs", // as somebody else has set it
 	}
 	eventually(t, "the labels are there", func() bool { return cmp.Equal(want, s.labels()) })
 	node, err := s.client.CoreV1().Nodes().Get(t.Context(), thisNode, metav1.GetOptions{})

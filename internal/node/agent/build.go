@@ -95,7 +95,17 @@ func (a *Agent) configured(ctx context.Context, r *offering, c *config.Resource)
 	default:
 		return fmt.Errorf("resource %s: there is no mode %q", c.Name, c.Mode)
 	}
-	return a.add(ctx, r, made)
+	if err := a.add(ctx, r, made); err != nil {
+		return err
+	}
+	if c.Isolation != "" {
+		tier, err := accel.ParseTier(string(c.Isolation))
+		if err != nil {
+			return fmt.Errorf("resource %s: %w", c.Name, err)
+		}
+		r.parts[0].tier = tier
+	}
+	return nil
 }
 
 // leftovers makes pools of what the resource was before, as long as containers

@@ -10,6 +10,7 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/nodelabels"
 )
@@ -28,7 +29,7 @@ func (a *Agent) publishLabels(ctx context.Context) error {
 	vendors := make([]nodelabels.Vendor, len(names))
 	for i, name := range names {
 		v, one := all[name], &vendors[i]
-		one.Name = name
+		one.Name, one.Tiers = name, sharedTiers(a.offerings, name, time.Now(), a.publisher.before)
 		if v.err == nil || time.Since(v.since) < labelPatience {
 			one.Found = v.found
 			if l, ok := a.o.Backends[name].(backend.Labeler); ok && len(v.found.Devices) > 0 {
@@ -37,6 +38,24 @@ func (a *Agent) publishLabels(ctx context.Context) error {
 		}
 	}
 	return a.publisher.label(ctx, nodelabels.Wanted(vendors, a.o.Config.Labels))
+}
+
+// sharedTiers are the tiers, at a time, of the devices of a vendor that containers share:
+// those that are given out by units or slices, and the partitions of one. Of a resource whose
+// inventory is not known yet it is what an earlier run has published, which before returns.
+func sharedTiers(all offerings, vendor string, now time.Time, before func(accel.Resource) (accel.Inventory, bool)) (tiers []accel.Tier) {
+	for p := range all.parts(func(r *offering, p *pool) bool { return r.vendor == vendor && r.configured && p == r.parts[0] }) {
+		in := see(p, (*alloc.Engine).Inventory)
+		if !p.status().Known {
+			in, _ = before(p.Resource)
+		}
+		for i := range in.Shares {
+			if s := &in.Shares[i]; in.Unit != "" || s.Units > 1 || s.Parent != "" {
+				tiers = append(tiers, s.Isolation.At(now).Memory)
+			}
+		}
+	}
+	return tiers
 }
 
 // sharingOf says how a vendor's whole devices are offered. A vendor's own feature

@@ -127,6 +127,7 @@ func (a *Agent) publish(ctx context.Context) error {
 			continue
 		}
 		one := see(p, (*alloc.Engine).Inventory)
+		steady(&one, func() (accel.Inventory, bool) { return a.publisher.before(r.name) })
 		a.overuse.withhold(&one, a.publisher.before)
 		if r.configured || len(one.Shares) > 0 {
 			inventory = append(inventory, one)

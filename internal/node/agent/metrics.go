@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -14,6 +15,7 @@ import (
 // definitions.
 type metrics struct {
 	units, unitsHeld, healthy, unhealthy *prometheus.GaugeVec
+	tiers                                *prometheus.GaugeVec
 	mismatches, offered, available       *prometheus.GaugeVec
 	served, refused                      *prometheus.CounterVec
 	corrections, confirmations           *prometheus.CounterVec
@@ -44,7 +46,7 @@ func (m *metrics) close() {
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		units: defs.NodeDeviceUnits.NewGauges(), unitsHeld: defs.NodeDeviceUnitsHeld.NewGauges(),
-		healthy:   defs.NodeDeviceHealthy.NewGauges(),
+		healthy: defs.NodeDeviceHealthy.NewGauges(), tiers: defs.NodeIsolationTier.NewGauges(),
 		unhealthy: defs.NodeDeviceUnhealthy.NewGauges(), mismatches: defs.NodeMixedPods.NewGauges(),
 		offered:   defs.NodeResourceOffered.NewGauges(),
 		available: defs.NodeLibraryAvailable.NewGauges(), served: defs.NodeAllocations.NewCounters(),
@@ -56,7 +58,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		registry: r,
 	}
 	for _, c := range []prometheus.Collector{
-		m.units, m.unitsHeld, m.healthy, m.unhealthy, m.mismatches, m.offered, m.available, m.served, m.refused, m.corrections,
+		m.units, m.unitsHeld, m.healthy, m.tiers, m.unhealthy, m.mismatches, m.offered, m.available, m.served, m.refused, m.corrections,
 		m.confirmations,
 		m.podResourcesErrors, m.patchErrors, m.transitions, m.latency, m.quarantined, m.quarantineUnsaved,
 	} {
@@ -102,7 +104,7 @@ const (
 
 // observe sets the gauges of a resource's devices.
 func (m *metrics) observe(in accel.Inventory, held map[accel.DeviceID]int) {
-	for _, g := range []*prometheus.GaugeVec{m.units, m.unitsHeld, m.healthy} {
+	for _, g := range []*prometheus.GaugeVec{m.units, m.unitsHeld, m.healthy, m.tiers} {
 		g.DeletePartialMatch(prometheus.Labels{"resource": string(in.Resource)})
 	}
 	for _, s := range in.Shares {
@@ -110,6 +112,9 @@ func (m *metrics) observe(in accel.Inventory, held map[accel.DeviceID]int) {
 		m.units.WithLabelValues(labels...).Set(float64(s.Units))
 		m.unitsHeld.WithLabelValues(labels...).Set(float64(held[s.ID]))
 		m.healthy.WithLabelValues(labels...).Set(defs.Bool(!s.Health.Unhealthy))
+		if tier := s.Isolation.At(time.Now()).Memory; tier != accel.TierNone {
+			m.tiers.WithLabelValues(string(in.Resource), string(s.ID), tier.String()).Set(1)
+		}
 	}
 }
 

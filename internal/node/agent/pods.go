@@ -51,7 +51,7 @@ func strip(object any) (any, error) {
 		return key != wire.GrantAnnotation && key != wire.HeldAnnotation && !wire.IsLegacyAnnotation(key) &&
 			!slices.Contains(wire.AskAnnotations(), key) && key != mirrorAnnotation && key != hashAnnotation
 	})
-	pod.Spec.Volumes = nil
+	pod.Spec.Volumes = hostPaths(pod.Spec.Volumes)
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
 			c := &containers[i]

@@ -48,6 +48,8 @@ type pool struct {
 	alloc.ID
 	config alloc.Config
 	inject injector
+	// tier is the configured tier of isolation.
+	tier accel.Tier
 	// backend is nil for a vendor that is not configured any more.
 	backend backend.Backend
 	store   *state.Store
@@ -251,6 +253,9 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 		return nil, fmt.Errorf("device %s: %w", listed(a.Devices), err)
 	}
 	if err := p.inject.check(p.config.Vendor, edits); err != nil {
+		return nil, err
+	}
+	if err := p.permit(ctx, a); err != nil {
 		return nil, err
 	}
 	if p.limit != nil {

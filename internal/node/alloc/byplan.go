@@ -63,7 +63,7 @@ func (c *byPlan) prefer(q *Question) (Preference, error) {
 	for i := range waiting {
 		waiting[i].Later = len(c.unknown) > 0 && !waiting[i].Admitting
 	}
-	choice, err := sharing.Choose(accel.Units(q.Size), reused, c.node(free), waiting)
+	choice, err := sharing.Choose(accel.Units(q.Size), reused, c.node(free, q.Now), waiting)
 	if err != nil {
 		return Preference{}, err
 	}
@@ -89,8 +89,8 @@ func (c *byPlan) prefer(q *Question) (Preference, error) {
 	return out, nil
 }
 
-// node is the pool's devices as a placement sees them, with the units that are free.
-func (c *byPlan) node(free map[accel.DeviceID][]string) place.Node {
+// node is the pool's devices as a placement sees them at a time, with the units that are free.
+func (c *byPlan) node(free map[accel.DeviceID][]string, now time.Time) place.Node {
 	node := place.Node{CPU: place.Unlimited, Memory: place.Unlimited}
 	devices := make([]accel.DeviceID, 0, len(c.pool.items))
 	for i := range c.pool.items {
@@ -98,7 +98,7 @@ func (c *byPlan) node(free map[accel.DeviceID][]string) place.Node {
 		devices = append(devices, it.ID)
 		node.Slots = append(node.Slots, place.Slot{
 			ID: it.ID, Index: it.Index, Model: it.Model, Total: it.units, Free: accel.Units(len(free[it.ID])),
-			Unhealthy: c.pool.unusable(it) != "",
+			Unhealthy: c.pool.unusable(it) != "", Tier: c.pool.isolation(it).At(now).Memory,
 		})
 	}
 	if links := c.pool.found.Links; len(links) > 0 {

@@ -62,12 +62,12 @@ func (c *byPolicy) prefer(q *Question) (Preference, error) {
 // know, such as static pods before their mirror.
 func (c *byPolicy) noteAdmitting(pods []Pod) {
 	c.admitting = nil
-	unknown := maps.Clone(c.held.active)
+	unknown := maps.Clone(c.held.taken)
 	waits := false
 	for i := range pods {
 		pod := &pods[i]
 		delete(unknown, pod.Key())
-		if !c.held.active[pod.Key()] || pod.Started {
+		if !c.held.taken[pod.Key()] || pod.Started {
 			continue
 		}
 		if !c.held.pending(pod) {

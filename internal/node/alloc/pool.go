@@ -34,6 +34,8 @@ type pool struct {
 	listed  map[accel.DeviceID]bool
 	claims  claims
 	written Written
+	// attested is what was found to isolate the devices of a pool of memory.
+	attested map[accel.DeviceID]accel.Isolation
 	// problem is why the pool is not offered as configured; deriving is the same
 	// between Derive and Settle.
 	problem, deriving error
@@ -103,6 +105,10 @@ type account interface {
 	idle() bool
 	// ready returns why new pods cannot be served although nothing is wrong.
 	ready() error
+	// active reports whether kubelet has taken the pod up, by its last list. lacks reports
+	// whether a container of the pod that gets so many ids was not served.
+	active(PodKey) bool
+	lacks(pod *Pod, size accel.Units) bool
 }
 
 // chooser is how a pool chooses devices for a container.
@@ -334,7 +340,7 @@ func (p *pool) inventory() accel.Inventory {
 	}
 	for i := range p.items {
 		it := &p.items[i]
-		share := accel.Share{Device: it.Device, Units: it.units}
+		share := accel.Share{Device: it.Device, Units: it.units, Isolation: p.isolation(it)}
 		share.Health = p.health(it)
 		if len(it.Chips) > 1 {
 			share.Chips = len(it.Chips)

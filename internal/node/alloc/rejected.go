@@ -19,12 +19,15 @@ const (
 	NotOffered Reason = "notOffered"
 	TooMany    Reason = "tooMany"
 	Kubelet    Reason = "kubelet"
-	Other      Reason = "other"
+	// Isolation is of a device that does not have the tier that the pod requires, and of a
+	// pod that would get around the tier that the device has.
+	Isolation Reason = "isolation"
+	Other     Reason = "other"
 )
 
 // Reasons returns all reasons.
 func Reasons() []Reason {
-	return []Reason{NoRoom, Held, UnknownID, NotOffered, TooMany, Kubelet, Other}
+	return []Reason{NoRoom, Held, UnknownID, NotOffered, TooMany, Kubelet, Isolation, Other}
 }
 
 // RejectedError is an error that has a reason. Its text is that of the error.
@@ -49,6 +52,8 @@ func ReasonOf(err error) Reason {
 		return named.Reason
 	case errors.Is(err, sharing.ErrNoRoom), errors.Is(err, sharing.ErrTooFewSlots):
 		return NoRoom
+	case errors.Is(err, sharing.ErrNotIsolated):
+		return Isolation
 	}
 	return Other
 }

@@ -24,7 +24,7 @@ type slotAccount struct {
 	sure, complete bool
 	listings       map[PodKey][]string       // slots by pod, of kubelet's last list
 	served         map[PodKey]map[string]int // how many of them by container
-	active         map[PodKey]bool
+	taken          map[PodKey]bool           // pods that kubelet has taken up
 }
 
 // slotHold is a slot that a container holds.
@@ -147,7 +147,7 @@ func (a *slotAccount) take(v *View) {
 		}
 	}
 	a.note(listed)
-	a.listings, a.served, a.active, a.complete = listings, served, active, complete
+	a.listings, a.served, a.taken, a.complete = listings, served, active, complete
 	a.attribute(v.Pods, named)
 	meant := true
 	holds := func(pod string) bool {
@@ -225,14 +225,14 @@ func (a *slotAccount) attribute(pods []Pod, named map[PodKey]bool) {
 		pod := &pods[i]
 		request := pod.request(a.pool.config.Resource)
 		switch {
-		case !a.active[pod.Key()] || pod.Ended || !hasInits(request) || a.got(pod) >= request.Peak():
+		case !a.taken[pod.Key()] || pod.Ended || !hasInits(request) || a.got(pod) >= request.Peak():
 		case pod.Started:
 			running = append(running, initHolder(pod))
 		default:
 			admitted = append(admitted, initHolder(pod))
 		}
 	}
-	for key := range a.active {
+	for key := range a.taken {
 		if !named[key] {
 			admitted = append(admitted, unknownHolder(key))
 		}

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
@@ -35,6 +36,8 @@ type Vendor struct {
 	// Labels are those of the vendor's own feature discovery, as
 	// backend.Labeler returns them; nil for a vendor that has none.
 	Labels map[string]string
+	// Tiers are those of the memory of the devices that containers share.
+	Tiers []accel.Tier
 }
 
 // Wanted returns the labels that describe the vendors' devices. A vendor
@@ -45,6 +48,7 @@ type Vendor struct {
 //	divvy.dev/<vendor>.model    the product name
 //	divvy.dev/<vendor>.memory   the memory of one device, in MiB
 //	divvy.dev/<vendor>.driver   the driver's version
+//	divvy.dev/<vendor>.isolation  the lowest tier of the devices that containers share, if there are any
 //
 // On a node with several models, model and memory are those of the model that
 // most devices are of, the one with the lowest index among equals, so they do
@@ -65,6 +69,9 @@ func Wanted(vendors []Vendor, policy v1alpha1.LabelPolicy) map[string]string {
 		}
 		if model.MemoryBytes > 0 {
 			labels["memory"] = strconv.FormatInt(model.MemoryBytes>>20, 10)
+		}
+		if len(v.Tiers) > 0 {
+			labels["isolation"] = accel.LowestTier(v.Tiers...).String()
 		}
 		maps.Copy(out, backend.Labels(domain+v.Name+".", labels))
 		if policy == v1alpha1.LabelDivvy {

@@ -27,14 +27,15 @@ func found(driver string, models ...string) backend.Found {
 func TestWanted(t *testing.T) {
 	nvidia := Vendor{Name: "nvidia", Found: found("550.54.15", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
 		Labels: map[string]string{"nvidia.com/gpu.product": "NVIDIA A100-SXM4-80GB", "nvidia.com/gpu.count": "2"}}
-	enflame := Vendor{Name: "enflame", Found: found("", "S60")}
+	nvidia.Tiers = []accel.Tier{accel.TierHardware, accel.TierDriver}
+	enflame := Vendor{Name: "enflame", Found: found("", "S60"), Tiers: []accel.Tier{accel.TierNone}}
 	nothing := Vendor{Name: "iluvatar", Found: backend.Found{Driver: "4.2.0", Faults: []backend.Fault{{Err: errors.New("x")}}},
 		Labels: map[string]string{"iluvatar.com/gpu.present": "true"}}
 	divvy := map[string]string{
 		"divvy.dev/nvidia.present": "true", "divvy.dev/nvidia.count": "2", "divvy.dev/nvidia.model": "NVIDIA-A100-SXM4-80GB",
 		"divvy.dev/nvidia.memory": "21504", "divvy.dev/nvidia.driver": "550.54.15",
 		"divvy.dev/enflame.present": "true", "divvy.dev/enflame.count": "1", "divvy.dev/enflame.model": "S60",
-		"divvy.dev/enflame.memory": "3072",
+		"divvy.dev/enflame.memory": "3072", "divvy.dev/enflame.isolation": "none", "divvy.dev/nvidia.isolation": "driver",
 	}
 	all := maps.Clone(divvy)
 	all["nvidia.com/gpu.product"], all["nvidia.com/gpu.count"] = "NVIDIA-A100-SXM4-80GB", "2"

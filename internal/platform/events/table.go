@@ -144,6 +144,12 @@ var (
 		"No candidate node has a device as large as the pod's request, so neither waiting nor preemption helps. Request less: all " +
 			"containers of a pod share one device.",
 	})
+	IsolationNotStated = define(Kind{
+		"IsolationNotStated", corev1.EventTypeWarning, "Pod", Extend,
+		"No candidate node has a device with the isolation that the pod requires by `divvy.dev/isolation`. The message says which nodes " +
+			"state what. The pod stays pending and is placed once a node states the tier: `kubectl divvy doctor` says why one does " +
+			"not. See [isolation.md](../isolation.md).",
+	})
 	SeveralResources = define(Kind{
 		"SeveralResources", corev1.EventTypeWarning, "Pod", Extend,
 		"The pod requests several shared resources of mode memory, so it fits on no node. Split it into several pods.",

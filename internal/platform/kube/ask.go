@@ -90,6 +90,10 @@ func readAsk(annotations map[string]string) (ask, error) {
 		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s requests %d devices, but the names in it allow only %d", wire.CountAnnotation,
 			a.devices, n))
 	}
+	tier, err := IsolationOf(annotations)
+	if errs = append(errs, err); tier != accel.TierNone {
+		s.Isolation, a.selection = tier, &s
+	}
 	// Every extender has all policies, whichever is the cluster's.
 	if text, ok := annotations[wire.PolicyAnnotation]; ok {
 		if !slices.Contains(place.Names(), text) {
@@ -100,6 +104,21 @@ func readAsk(annotations map[string]string) (ask, error) {
 		}
 	}
 	return a, errors.Join(errs...)
+}
+
+// IsolationOf returns the least tier of isolation that the devices of a pod with these
+// annotations must have, TierNone for any. The error is an *AskError.
+func IsolationOf(annotations map[string]string) (accel.Tier, error) {
+	text, ok := annotations[wire.IsolationAnnotation]
+	if !ok {
+		return accel.TierNone, nil
+	}
+	tier, err := accel.ParseTier(text)
+	if err != nil {
+		return accel.TierNone, &AskError{Key: wire.IsolationAnnotation, Err: fmt.Errorf("%s is not a tier of isolation; use one of %s",
+			quote(text), strings.Join(accel.TierNames(), ", "))}
+	}
+	return tier, nil
 }
 
 // ParseNames reads names of models or devices as the annotations have them: joined by

@@ -35,6 +35,14 @@ func TestAskedDevices(t *testing.T) {
 		"one device":              {asking(wire.CountAnnotation, "1"), accel.Request{Devices: 1}},
 		"what a node wrote there": {asking(wire.CountAnnotation, `{"enflame.com/gcu":["a"]}`), accel.Request{}},
 		"a policy":                {asking(wire.PolicyAnnotation, "spread"), accel.Request{Policy: "spread"}},
+		"an isolation": {
+			asking(wire.IsolationAnnotation, "driver"), accel.Request{Selection: &accel.Selection{Isolation: accel.TierDriver}},
+		},
+		"no isolation required": {asking(wire.IsolationAnnotation, "none"), accel.Request{}},
+		"an isolation and a model": {
+			asking(wire.IsolationAnnotation, "hardware", wire.UseModelsAnnotation, "S60"),
+			accel.Request{Selection: &accel.Selection{UseModels: []string{"S60"}, Isolation: accel.TierHardware}},
+		},
 		"a part of what is used is avoided": {
 			asking(wire.UseModelsAnnotation, "S*", wire.AvoidModelsAnnotation, "S60*,T20"),
 			accel.Request{Selection: &accel.Selection{UseModels: []string{"S*"}, AvoidModels: []string{"S60*", "T20"}}},
@@ -122,6 +130,10 @@ func TestMistakesInAnnotations(t *testing.T) {
 		"another case": {[]string{policy, "Spread"},
 			[]string{`annotation divvy.dev/placement-policy: "Spread" is not a placement policy; ` +
 				`use one of binpack, spread, fragmentation`}},
+		"no tier": {[]string{wire.IsolationAnnotation, "strong"},
+			[]string{`annotation divvy.dev/isolation: "strong" is not a tier of isolation; use one of none, cooperative, driver, hardware`}},
+		"an empty tier": {[]string{wire.IsolationAnnotation, ""},
+			[]string{`annotation divvy.dev/isolation: "" is not a tier of isolation; use one of none, cooperative, driver, hardware`}},
 		"several": {[]string{policy, "best", count, "x", use, " "}, []string{
 			`annotation divvy.dev/devices: "x" is not a number of devices from 1 to 64`,
 			`annotation divvy.dev/use-models: " " contains an empty name; separate names with single commas`,

@@ -265,6 +265,13 @@ var (
 		Help:   "1 while a device takes new pods of the resource, else 0.",
 		Labels: []Label{labelResource, labelDevice, labelIndex}, Absent: "without devices",
 	})
+	NodeIsolationTier = define(Metric{
+		Name: "divvy_node_isolation_tier", Type: Gauge, Programs: []string{Node},
+		Help: "1 for the tier that isolates the memory of a device, as it was last attested.",
+		Labels: []Label{labelResource, labelDevice,
+			{"tier", "`cooperative`, `driver` or `hardware`, see [isolation.md](../isolation.md)"}},
+		Absent: "for devices at tier none",
+	})
 	NodeDeviceUnhealthy = define(Metric{
 		Name: "divvy_node_device_unhealthy", Type: Gauge, Programs: []string{Node},
 		Help: "1 for each device that is unhealthy, by cause.",
@@ -299,7 +306,7 @@ var (
 		Labels: []Label{labelResource, {"reason", "`noRoom`, `held` (kubelet chose what another container holds), `unknownID` (kubelet " +
 			"chose ids that name no device, or several), " +
 			"`notOffered` (the resource takes no new pods), `tooMany` (of a shared device), `kubelet` (it did not report the " +
-			"allocations) or `other`"}},
+			"allocations), `isolation` (the device does not have the tier that the pod requires, or the pod gets around it) or `other`"}},
 	})
 	NodeCorrections = define(Metric{
 		Name: "divvy_node_corrections_total", Type: Counter, Programs: []string{Node},

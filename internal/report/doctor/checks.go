@@ -116,6 +116,10 @@ var checks = []Check{
 		Needs: []Source{SourcePods, SourceNodes}, skip: nothingInstalled, run: checkWaiting,
 	},
 	{
+		Name: "isolation", Group: groupPods, Title: "no pod is waiting for an isolation that no node states",
+		Needs: []Source{SourcePods, SourceNodes}, skip: withoutExtender, run: checkIsolation,
+	},
+	{
 		Name: "failed", Group: groupPods, Title: "no pod was rejected by its node",
 		Needs: []Source{SourcePods}, skip: nothingInstalled, run: checkFailed,
 	},

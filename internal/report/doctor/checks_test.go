@@ -72,6 +72,28 @@ func unscheduled(w *world, message string) *corev1.Pod {
 	return p
 }
 
+// isolated makes a pod wait that requires a tier, and one of the node's cards state one.
+func isolated(w *world, required string, stated accel.Tier) {
+	p := unscheduled(w, "isolation")
+	p.Annotations = map[string]string{wire.IsolationAnnotation: required}
+	cards := shares()
+	cards[1].Isolation = accel.Isolation{Memory: stated, Attested: w.Taken}
+	w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: cards})
+}
+
+// A pod waits for capacity, and not for a tier, if a device has it.
+func TestIsolationThatANodeStates(t *testing.T) {
+	for required, stated := range map[string]accel.Tier{"cooperative": accel.TierDriver, "driver": accel.TierDriver, "none": accel.TierNone} {
+		w := healthy(t)
+		isolated(w, required, stated)
+		for _, result := range Examine(w.Snapshot).Results {
+			if result.Check == "isolation" && len(result.Findings) > 0 {
+				t.Errorf("%s: %+v", required, result.Findings)
+			}
+		}
+	}
+}
+
 func TestFaults(t *testing.T) {
 	faults := map[string]fault{
 		"nothing is installed": {
@@ -799,6 +821,17 @@ func TestFaults(t *testing.T) {
 				waiting(p, "CreateContainerConfigError", `configmap "x" not found`)
 			},
 			Warning, "Pod team/train", `configmap "x" not found`, "kubectl describe pod train -n team", "",
+		},
+		"no node states the tier": {
+			"isolation", func(w *world) { isolated(w, "driver", accel.TierCooperative) }, Warning, "Pod team/train",
+			"it requires isolation driver, and no node with enflame.com/gcu-memory states it: cooperative and none: node-a",
+			"divvy.dev/isolation", "kubectl divvy inspect -o wide",
+		},
+		"the tier was attested too long ago": {
+			"isolation", func(w *world) {
+				isolated(w, "driver", accel.TierDriver)
+				w.Taken = w.Taken.Add(2 * accel.MaxAttestationAge)
+			}, Warning, "Pod team/train", "states it: none: node-a", "docs/isolation.md", "kubectl divvy inspect -o wide",
 		},
 		"a pod was refused": {
 			"failed", func(w *world) {

@@ -75,7 +75,14 @@ func reports() map[string]Report {
 	ward.Shares[2].Chips = 2
 	over := inventory("1", 16, 16, 16)
 	over.Shares[0].Withheld, over.Shares[1].Withheld = 6, 1
+	apart := inventory("1", 16, 16, 16, 16)
+	apart.Shares[0].Isolation = accel.Isolation{Memory: accel.TierHardware, Compute: accel.TierHardware, Backend: "mig"}
+	apart.Shares[1].Isolation = accel.Isolation{Memory: accel.TierDriver, Backend: "dmem", Attested: since.AddDate(100, 0, 0)}
+	apart.Shares[2].Isolation = accel.Isolation{Memory: accel.TierDriver, Backend: "dmem", Attested: since.AddDate(-100, 0, 0)}
 	return map[string]Report{
+		"isolated": fromUsage(gcuMemory, books(
+			map[string][]accel.Inventory{"node-a": {apart}}, map[string][]pod{"node-a": {{"p", 12, "U53000090101"}, {"byhand", 2, ""}}},
+		)),
 		"withheld": fromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"node-a": {over}, "node-b": {inventory("1", 16)}},
 			map[string][]pod{"node-a": {{"greedy", 12, "U53000090100"}, {"modest", 4, "U53000090101"}, {"byhand", 2, ""}}},

@@ -89,6 +89,20 @@ type Device struct {
 	// Quarantined is since when the device takes no pods until it is released, zero
 	// when it is not in quarantine.
 	Quarantined time.Time `json:"quarantinedSince,omitzero"`
+	// Isolation is what keeps the containers on the device apart; nil for nothing.
+	Isolation *Isolation `json:"isolation,omitempty"`
+}
+
+// Isolation is what keeps the containers on a device apart.
+type Isolation struct {
+	// Memory is the tier of the device's memory, and Compute that of its compute time; "" for
+	// none.
+	Memory  accel.Tier `json:"memory,omitempty"`
+	Compute accel.Tier `json:"compute,omitempty"`
+	// Backend is what does it, such as "mig".
+	Backend string `json:"backend,omitempty"`
+	// Attested is when it was last found to hold; zero for what needs no attestation.
+	Attested time.Time `json:"attested,omitzero"`
 }
 
 // Pod is a pod and what it holds of one device.
@@ -187,6 +201,9 @@ func deviceOf(s accel.Share, used accel.Units, pods []Pod) Device {
 		ID: s.Index, Total: s.Units, Used: used, Available: max(s.Units-used, 0), Pods: pods, Withheld: s.Withheld,
 		UUID: s.ID, Model: s.Model, Board: s.Board, Chip: s.Chip, Chips: s.Chips, Parent: s.Parent, Profile: s.Profile,
 		Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason, Quarantined: s.Health.Quarantined,
+	}
+	if i := Isolation(s.Isolation); i != (Isolation{}) {
+		d.Isolation = &i
 	}
 	if s.NUMANode != accel.NoNUMA {
 		d.NUMANode = &s.NUMANode

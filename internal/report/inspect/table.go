@@ -104,7 +104,11 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 	if wide {
 		g.Columns = append(g.Columns, grid.Column{Title: "UUID"}, grid.Column{Title: "NUMA"}, grid.Column{Title: "BOARD"})
 	}
-	g.Columns = append(g.Columns, grid.Column{Title: "MODEL"}, grid.Column{Title: "HEALTH"},
+	g.Columns = append(g.Columns, grid.Column{Title: "MODEL"}, grid.Column{Title: "HEALTH"})
+	if wide {
+		g.Columns = append(g.Columns, grid.Column{Title: "TIER"})
+	}
+	g.Columns = append(g.Columns,
 		grid.Column{Title: "TOTAL", Right: true}, grid.Column{Title: "USED", Right: true})
 	withheld := slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Withheld > 0 })
 	if withheld {
@@ -116,7 +120,7 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		g.Columns = append(g.Columns, grid.Column{Title: "CONFIRMED"}, grid.Column{Title: "CREATED"}, grid.Column{Title: "POD UID"})
 	}
 	// device begins the row of a device.
-	device := func(card, chips, profile, uuid, numa, board, model, health string, amounts ...string) []string {
+	device := func(card, chips, profile, uuid, numa, board, model, health, tier string, amounts ...string) []string {
 		row := []string{card}
 		if boards {
 			row = append(row, chips)
@@ -127,7 +131,10 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		if wide {
 			row = append(row, uuid, numa, board)
 		}
-		return append(append(row, model, health), amounts...)
+		if row = append(row, model, health); wide {
+			row = append(row, tier)
+		}
+		return append(row, amounts...)
 	}
 	amounts := func(total, used, kept, free, use string) []string {
 		if !withheld {
@@ -146,7 +153,7 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 			numa = strconv.Itoa(*d.NUMANode)
 		}
 		addPods(g, d.Pods, wide, device(accel.IndexText(d.ID), strconv.Itoa(max(d.Chips, 1)), cmp.Or(d.Profile, "-"), string(d.UUID), numa,
-			place(d), cmp.Or(d.Model, "-"), health,
+			place(d), cmp.Or(d.Model, "-"), health, d.tier(),
 			amounts(number(d.Total), number(d.Used), number(d.Withheld), number(d.Available), grid.Bar(d.Used, d.Total))...))
 	}
 	if len(n.Unplaced) > 0 {
@@ -154,10 +161,10 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		for _, p := range n.Unplaced {
 			used += p.Used
 		}
-		addPods(g, n.Unplaced, wide, device("?", "", "", "", "", "", "", "", amounts("", number(used), "", "", "")...))
+		addPods(g, n.Unplaced, wide, device("?", "", "", "", "", "", "", "", "", amounts("", number(used), "", "", "")...))
 		notes = append(notes, "?: the node has not reported the card of these pods yet, or the card is lost")
 	}
-	g.Add(device("sum", "", "", "", "", "", "", "",
+	g.Add(device("sum", "", "", "", "", "", "", "", "",
 		amounts(number(n.Total), number(n.Used), number(kept), number(n.Available), grid.Bar(n.Used, n.Total))...)...)
 	if err := g.Write(w, "  "); err != nil {
 		return err
@@ -168,6 +175,14 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		}
 	}
 	return nil
+}
+
+// tier is what isolates the device's memory and compute time.
+func (d *Device) tier() string {
+	if d.Isolation == nil {
+		return accel.TierNone.String()
+	}
+	return accel.Isolation(*d.Isolation).String()
 }
 
 // health returns the state of a device, and the lines about it below the table.

@@ -39,6 +39,7 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 	result := &scratch.result
 	var counts [codes]int
 	var texts [codes]string // that are the same for all nodes
+	var tiers statedTiers
 	for i, name := range args.names {
 		code := accel.Fits
 		if len(requests) > 0 {
@@ -60,6 +61,8 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		}
 		switch {
 		case reason != "":
+		case code == accel.NotIsolated:
+			reason = tiers.add(name, requests[0].Selection.Isolation, verdicts[i].Stated)
 		case int(code) < len(texts) && code != accel.Unservable:
 			if texts[code] == "" {
 				texts[code] = reasonOf(e.config.Cluster, requests[0], code, name)
@@ -74,8 +77,8 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 	e.waker.answered(ctx, args.pod, requests, len(result.fits))
 	e.noteNominated(ctx, args, verdicts)
 	if len(result.fits) == 0 && len(requests) > 0 {
-		if why := neverFits(requests[0], &counts); why != "" {
-			e.tell(ctx, args.pod, events.NeverFits, why)
+		if kind, why := neverFits(requests[0], &counts, &tiers); why != "" {
+			e.tell(ctx, args.pod, kind, why)
 		}
 	}
 	if log := klog.FromContext(ctx).V(4); log.Enabled() {

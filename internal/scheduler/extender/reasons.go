@@ -2,11 +2,13 @@ package extender
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
 )
 
 // severalResources says why a pod is rejected that requests several shared
@@ -24,13 +26,75 @@ func severalResources(requests []accel.Request) string {
 // line.
 func mistaken(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
+// statedTiers are the tiers of nodes that have no device with the one that a pod requires.
+type statedTiers struct {
+	// texts are the reasons that were given, by what is stated.
+	texts map[accel.TierSet]string
+	// nodes are those whose highest tier it is.
+	nodes map[accel.Tier]*namedNodes
+}
+
+// namedNodes are some nodes, of which the first few have a name.
+type namedNodes struct {
+	first []string
+	count int
+}
+
+// maxNamed is how many nodes of one tier the message of an event names.
+const maxNamed = 3
+
+// add notes a node, and returns the reason why the pod does not fit there.
+func (t *statedTiers) add(node string, required accel.Tier, stated accel.TierSet) string {
+	if t.texts == nil {
+		t.texts, t.nodes = map[accel.TierSet]string{}, map[accel.Tier]*namedNodes{}
+	}
+	highest := stated.Highest()
+	if t.nodes[highest] == nil {
+		t.nodes[highest] = &namedNodes{}
+	}
+	of := t.nodes[highest]
+	if of.count++; len(of.first) < maxNamed {
+		of.first = append(of.first, strings.Clone(node))
+	}
+	if t.texts[stated] == "" {
+		t.texts[stated] = accel.WhyNotIsolated(required, stated)
+	}
+	return t.texts[stated]
+}
+
+// String says which nodes state what, the highest tier first: "cooperative on a; none on b, c,
+// d and 2 more".
+func (t *statedTiers) String() string {
+	var parts []string
+	for _, name := range slices.Backward(accel.TierNames()) {
+		tier, _ := accel.ParseTier(name) // it is one
+		if of := t.nodes[tier]; of != nil {
+			part := name + " on " + strings.Join(of.first, ", ")
+			if more := of.count - len(of.first); more > 0 {
+				part += fmt.Sprintf(" and %d more", more)
+			}
+			parts = append(parts, part)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
 // neverFits says that waiting does not help a pod, by what the nodes said that
-// it may run on, "" when it may.
-func neverFits(request accel.Request, counts *[codes]int) string {
+// it may run on, and of which kind that event is; "" when it may.
+func neverFits(request accel.Request, counts *[codes]int, tiers *statedTiers) (events.Kind, string) {
 	larger, few, other := counts[accel.LargerThanDevice], counts[accel.TooFewDevices], counts[accel.NotSelected]
-	nodes := larger + few + other + counts[accel.Unservable]
+	isolated := counts[accel.NotIsolated]
+	nodes := larger + few + other + isolated + counts[accel.Unservable]
 	if nodes == 0 || nodes != nodesOf(counts)-counts[accel.NodeUnknown] {
-		return ""
+		return events.Kind{}, ""
+	}
+	required := ""
+	if isolated > 0 {
+		required = request.Selection.Isolation.String()
+	}
+	if isolated == nodes {
+		return events.IsolationNotStated, fmt.Sprintf("the pod requires isolation %s, and none of the %d candidate nodes that offer %s "+
+			"has a device that states it: %s", required, nodes, request.Resource, tiers)
 	}
 	each := "on one device"
 	if request.Devices > 1 {
@@ -38,7 +102,7 @@ func neverFits(request accel.Request, counts *[codes]int) string {
 	}
 	asks := fmt.Sprintf("the pod requests %d units of %s %s", request.Peak()/accel.Units(max(request.Devices, 1)), request.Resource, each)
 	if larger == nodes {
-		return fmt.Sprintf("%s, more than any device has on the %d candidate nodes that offer it", asks, larger)
+		return events.NeverFits, fmt.Sprintf("%s, more than any device has on the %d candidate nodes that offer it", asks, larger)
 	}
 	var why []string
 	for _, one := range []struct {
@@ -48,13 +112,14 @@ func neverFits(request accel.Request, counts *[codes]int) string {
 		{larger, "have no device of that size"},
 		{few, fmt.Sprintf("have fewer than %d suitable devices", request.Devices)},
 		{other, "have no device that " + selectionKeys(request.Selection) + " allows"},
+		{isolated, fmt.Sprintf("have no device that states isolation %s (%s)", required, tiers)},
 		{counts[accel.Unservable], "cannot serve the request"},
 	} {
 		if one.nodes > 0 {
 			why = append(why, fmt.Sprintf("%d %s", one.nodes, one.text))
 		}
 	}
-	return fmt.Sprintf("%s; of the %d candidate nodes that offer it, %s", asks, nodes, strings.Join(why, ", "))
+	return events.NeverFits, fmt.Sprintf("%s; of the %d candidate nodes that offer it, %s", asks, nodes, strings.Join(why, ", "))
 }
 
 func nodesOf(counts *[codes]int) int {
@@ -137,6 +202,8 @@ func codeName(code accel.ReasonCode) string {
 		return "tooFewDevices"
 	case accel.NotSelected:
 		return "notSelected"
+	case accel.NotIsolated:
+		return "notIsolated"
 	case accel.NoCapacity:
 		return "noCapacity"
 	case accel.Unservable:

@@ -202,7 +202,7 @@ func (w *waiting) drop(uid string) {
 func askKey(r accel.Request) string {
 	key := fmt.Sprintf("%s %d %d %d %d %d %s", r.Resource, r.Priority, r.Peak(), r.Devices, r.CPU, r.Memory, r.Policy)
 	if s := r.Selection; s != nil {
-		key += fmt.Sprintf(" %q", [][]string{s.UseModels, s.AvoidModels, s.UseIDs, s.AvoidIDs})
+		key += fmt.Sprintf(" %q %s", [][]string{s.UseModels, s.AvoidModels, s.UseIDs, s.AvoidIDs}, s.Isolation)
 	}
 	return key
 }

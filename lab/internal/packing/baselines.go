@@ -289,7 +289,7 @@ func newFGD(c *simulate.Cluster, pods []simulate.Pod) place.Policy {
 	for _, model := range models(c) {
 		pat := &pattern{}
 		for _, s := range shapes {
-			if s.ask.Devices == 0 || !s.ask.Only.Allows("", model) {
+			if s.ask.Devices == 0 || !s.ask.Only.Names("", model) {
 				pat.foreign += s.weight
 			} else {
 				pat.shapes = append(pat.shapes, s)

@@ -1,0 +1,112 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+)
+
+// renewAfter is how old the attestation that a node has published may become before a newer one
+// is written. With the time between two attestations and a turn of the loop it stays below
+// accel.MaxAttestationAge.
+const renewAfter = 30 * time.Second
+
+// steady keeps the times of attestations that were published less than renewAfter before those
+// of the inventory, if nothing else of the isolation has changed: each attestation would be a
+// write of the node otherwise. before returns what was published.
+func steady(in *accel.Inventory, before func() (accel.Inventory, bool)) {
+	if !slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return !s.Isolation.Attested.IsZero() }) {
+		return
+	}
+	published, ok := before()
+	if !ok {
+		return
+	}
+	in.Shares = slices.Clone(in.Shares)
+	for i := range in.Shares {
+		now := &in.Shares[i].Isolation
+		at := slices.IndexFunc(published.Shares, func(s accel.Share) bool { return s.ID == in.Shares[i].ID })
+		if now.Attested.IsZero() || at < 0 {
+			continue
+		}
+		before := published.Shares[at].Isolation
+		same := *now
+		same.Attested = before.Attested
+		if age := now.Attested.Sub(before.Attested); same == before && age >= 0 && age < renewAfter {
+			*now = before
+		}
+	}
+}
+
+// permit returns why the pod of an allocation must not get it: its devices do not have the tier
+// of isolation that the pod requires, or the pod has ways around the tier that is configured.
+// Only kubelet knows which pod it is. If one of those that it may be is rejected, kubelet is
+// asked, and without an answer the allocation is rejected.
+//
+// A pod that neither the watch nor the API server shows gets it: such is a static pod before
+// its mirror, which only an administrator of the node can have made.
+func (p *pool) permit(ctx context.Context, a alloc.Allocation) error {
+	e, done := p.records.owner.use()
+	device, stated := e.Isolation(a, time.Now())
+	done()
+	if stated.Memory == accel.TierHardware {
+		return nil // no other container is on the device
+	}
+	pods := p.records.pods.Cached()
+	behind := p.behind(a, pods, false)
+	if len(behind) == 0 {
+		fresh, err := p.records.askAPI(ctx)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "The isolation that a pod requires is not known", "resource", p.Resource)
+			return nil
+		}
+		pods = fresh
+		behind = p.behind(a, pods, false)
+	}
+	err := p.rejects(behind, device, stated)
+	if err == nil || p.records.ask(ctx, alloc.RecordedBefore) != nil {
+		return err
+	}
+	return p.rejects(p.behind(a, pods, true), device, stated)
+}
+
+// behind returns which of the pods an allocation may be for; listed is as in Engine.Behind.
+func (p *pool) behind(a alloc.Allocation, pods []*corev1.Pod, listed bool) []*corev1.Pod {
+	values := p.records.values(pods)
+	e, done := p.records.owner.use()
+	defer done()
+	var out []*corev1.Pod
+	for _, i := range e.Behind(a, values, listed) {
+		out = append(out, pods[i])
+	}
+	return out
+}
+
+// rejects returns why the first of the pods that may not have the device does not get it.
+func (p *pool) rejects(pods []*corev1.Pod, device accel.DeviceID, stated accel.Isolation) error {
+	for _, pod := range pods {
+		required, err := kube.IsolationOf(pod.Annotations)
+		if err != nil {
+			return alloc.Reject(alloc.Isolation, "pod %s: %w", klog.KObj(pod), err)
+		}
+		if !stated.Memory.Meets(required) {
+			return alloc.Reject(alloc.Isolation, "pod %s: isolation %s required, device %s states %s", klog.KObj(pod), required, device,
+				stated.Memory)
+		}
+		if p.tier == accel.TierNone {
+			continue
+		}
+		if way := wayAround(&pod.Spec); way != "" {
+			return alloc.Reject(alloc.Isolation, "pod %s: %s, which gets around isolation %s of the node's devices", klog.KObj(pod), way,
+				p.tier)
+		}
+	}
+	return nil
+}
