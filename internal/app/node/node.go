@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/app/about"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
 	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
@@ -40,6 +41,8 @@ type Options struct {
 	// Kubeconfig says how to reach the API server, "" for the way that a pod
 	// has.
 	Kubeconfig string
+	// Limits say how containers get limits in the driver.
+	Limits agent.LimitOptions
 }
 
 // Command returns the command line of divvy-node.
@@ -73,6 +76,10 @@ func Command(name string) *cobra.Command {
 	cmd.Flags().StringVar(&o.PodUID, "pod-uid", os.Getenv("POD_UID"), "UID of this pod (environment POD_UID)")
 	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
 		"kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
+	cmd.Flags().StringVar(&o.Limits.ProcRoot, "proc-root", "", "for memory limits on a simulated host: folder of the kernel's processes, "+
+		"at the same path on the host and here; the host's own if empty")
+	cmd.Flags().StringVar(&o.Limits.CgroupRoot, "cgroup-root", "", "for memory limits on a simulated host: folder of the control groups, "+
+		"at the same path on the host and here; the host's own if empty")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
 	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand(), usageCommand(usagefile.Dir), generateCDICommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
@@ -113,7 +120,10 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer source.Close() //nolint:errcheck // the watches end with the program
-	return supervisor.Run(ctx, source, o.NodeName, o.identity(), clients, supervisor.Log{Output: output, Level: &level}, setup.Report)
+	return supervisor.Run(ctx, source, supervisor.Options{
+		Node: o.NodeName, Self: o.identity(), Clients: clients, Log: supervisor.Log{Output: output, Level: &level}, Setup: setup.Report,
+		Limits: o.Limits,
+	})
 }
 
 // identity is who this process is in a handover.

@@ -85,7 +85,7 @@ type Options struct {
 	Setup func() *runtimesetup.Report
 	// RunDir is the folder of the report of measured use; empty for usagefile.Dir.
 	RunDir string
-	// Limits say which resources have limits in the driver.
+	// Limits say how containers get limits in the driver.
 	Limits LimitOptions
 	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
 	// else is required.
@@ -191,7 +191,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		a.events = events.NewRecorder(ctx, o.Client, events.Node, o.Node)
 		m.register(a.events)
 	}
-	a.cdi.limits = newLimitDesk(o.Limits, func(vendor string) string { return cmp.Or(o.Config.Vendors[vendor].DriverRoot, "/") })
+	a.cdi.limits = newLimitDesk(o.Limits, o.Config)
 	a.overuse = &overuseDesk{enabled: o.Config.Usage.Enabled,
 		withholds: o.Config.Usage.Enabled && o.Config.Usage.Overuse.Withhold}
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))

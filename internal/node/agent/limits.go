@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
@@ -22,12 +23,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/limits"
 )
 
-// LimitOptions say which resources have limits in the driver, and how. The zero value is for
-// none.
+// LimitOptions say how containers get limits in the driver. The zero value is for hosts that
+// are real.
 type LimitOptions struct {
-	// Resources reports whether containers get limits of a resource, by its configuration:
-	// "isolation: driver". Nil is for none.
-	Resources func(accel.Resource) bool
 	// Program is the file of the hook as this process sees it, and Dir the folder on the host
 	// that gets it; install.DefaultProgram and install.DefaultDir when empty.
 	Program, Dir string
@@ -38,11 +36,6 @@ type LimitOptions struct {
 	ProcRoot, CgroupRoot string
 	// Interval is the time between two passes, limitInterval when zero.
 	Interval time.Duration
-}
-
-// limits returns whether containers get limits of a resource.
-func (o LimitOptions) limits(resource accel.Resource) bool {
-	return o.Resources != nil && o.Resources(resource)
 }
 
 const (
@@ -67,6 +60,8 @@ const (
 // the agent's loop. It is safe for concurrent use.
 type limitDesk struct {
 	o LimitOptions
+	// resources are those with limits, by their configuration.
+	resources map[accel.Resource]bool
 	// driverRoot returns where the driver of a vendor is on the host.
 	driverRoot func(vendor string) string
 	// prepare finds out whether containers of a vendor's devices can be limited; nil where no
@@ -84,8 +79,15 @@ type limitDesk struct {
 	passed bool
 }
 
-func newLimitDesk(o LimitOptions, driverRoot func(vendor string) string) *limitDesk {
-	return &limitDesk{o: o, driverRoot: driverRoot, hooks: map[string]string{}}
+func newLimitDesk(o LimitOptions, c config.NodeConfig) *limitDesk {
+	d := &limitDesk{o: o, resources: map[accel.Resource]bool{}, hooks: map[string]string{},
+		driverRoot: func(vendor string) string { return cmp.Or(c.Vendors[vendor].DriverRoot, "/") }}
+	for _, r := range c.Resources {
+		if r.Isolation == config.IsolationDriver {
+			d.resources[accel.Resource(r.Name)] = true
+		}
+	}
+	return d
 }
 
 // await finds out whether containers of a vendor's devices can be limited, before they are
@@ -184,7 +186,7 @@ func limitMiB(bytes uint64) uint64 { return bytes / limits.MiB }
 // limited reports whether containers of a pool get CDI devices of limitKind for a device: a
 // limit for a part of its memory, or one that clears it for the whole device and for time slices.
 func (d *limitDesk) limited(p *pool, device accel.Device) bool {
-	return d.o.Resources != nil && device.Parent == "" && !device.Partitioned && (p.Kind == alloc.Slots || d.o.limits(p.Resource))
+	return len(d.resources) > 0 && device.Parent == "" && !device.Partitioned && (p.Kind == alloc.Slots || d.resources[p.Resource])
 }
 
 // devices returns the CDI devices for all amounts that containers of a pool can get of a
@@ -310,7 +312,7 @@ func (d *limitDesk) publish(ctx context.Context, p *publisher, now time.Time) er
 	if err != nil {
 		return err
 	}
-	if d.o.Resources == nil {
+	if len(d.resources) == 0 {
 		return p.publishCondition(ctx, node, wire.IsolationCondition, nil, now)
 	}
 	d.mu.Lock()

@@ -18,6 +18,7 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/cgroup"
 	"github.com/divvy-gpu/divvy/internal/node/limits"
@@ -89,12 +90,13 @@ func newLimiting(t *testing.T, unit string) *limiting {
 		t.Fatal(err)
 	}
 	devices := found(card(0, "a", 16), card(1, "b", 16))
-	a := &Agent{o: Options{Node: thisNode, Config: config.Default(), Backends: map[string]backend.Backend{"enflame": m.backend},
-		Limits: LimitOptions{Resources: func(r accel.Resource) bool { return r == gcuMemory }}},
+	a := &Agent{o: Options{Node: thisNode, Config: config.Default(), Backends: map[string]backend.Backend{"enflame": m.backend}},
 		records: m.world.records, metrics: newMetrics(m.registry), offerings: offerings{{parts: []*pool{m.world.pool}}},
 		cdi: newCDIWriter(filepath.Join(m.host, "cdi"), m.host)}
 	a.o.Config.DriverRoot = m.host
-	a.cdi.limits = newLimitDesk(a.o.Limits, func(string) string { return "/driver" })
+	a.o.Config.Resources = []config.Resource{{Name: string(gcuMemory), Isolation: config.IsolationDriver}}
+	a.o.Config.Vendors = map[string]config.Vendor{"enflame": {DriverRoot: "/driver"}}
+	a.cdi.limits = newLimitDesk(a.o.Limits, a.o.Config)
 	a.discoveries = newDiscoveries(a.o.Backends)
 	a.discoveries.note("enflame", devices, nil)
 	p := m.world.pool
@@ -134,6 +136,11 @@ func (m *limiting) passes(n int) (accel.Tier, string) {
 		m.pass(m.t.Context())
 	}
 	i, err := m.desk.isolation("a")
+	for _, s := range see(m.world.pool, (*alloc.Engine).Inventory).Shares {
+		if s.ID == "a" && s.Isolation != i {
+			m.t.Errorf("the inventory states %+v, the last pass found %+v", s.Isolation, i)
+		}
+	}
 	return i.Memory, fmt.Sprint(err)
 }
 
@@ -299,7 +306,7 @@ func TestLimitsBeforeTheFirstOffer(t *testing.T) {
 	if names, err := m.limit([]accel.DeviceID{"a"}, 1<<30); err != nil || len(names) != 1 {
 		t.Errorf("limits of a container before the first pass: %v, %v", names, err)
 	}
-	newLimitDesk(LimitOptions{}, nil).await(t.Context(), "enflame", found())
+	newLimitDesk(LimitOptions{}, config.NodeConfig{}).await(t.Context(), "enflame", found())
 }
 
 func TestIsolationCondition(t *testing.T) {

@@ -84,7 +84,7 @@ func newLimitWatch(a *Agent) *limitWatch {
 		installed: map[string]installedHook{},
 	}
 	for _, p := range w.parts {
-		if l, ok := p.backend.(limiter); ok && o.limits(p.Resource) {
+		if l, ok := p.backend.(limiter); ok && a.cdi.limits.resources[p.Resource] {
 			w.limiters[p.config.Vendor] = l
 		}
 	}
@@ -99,7 +99,10 @@ func newLimitWatch(a *Agent) *limitWatch {
 // run makes passes until ctx ends.
 func (w *limitWatch) run(ctx context.Context) {
 	interval := cmp.Or(w.o.Interval, limitInterval)
-	defer w.desk.end()
+	defer func() {
+		w.desk.end()
+		w.attest()
+	}()
 	if !awaitRecords(ctx, w.discoveries, w.records, interval, w.now) {
 		return
 	}
@@ -152,7 +155,7 @@ func (w *limitWatch) prepare(ctx context.Context, vendor string, found backend.F
 
 func (w *limitWatch) hook(ctx context.Context, vendor string, found backend.Found) (controller, hook string, err error) {
 	for _, p := range w.parts {
-		if p.config.Vendor == vendor && w.o.limits(p.Resource) && p.limit == nil {
+		if p.config.Vendor == vendor && w.desk.resources[p.Resource] && p.limit == nil {
 			return "", "", fmt.Errorf("resource %s: isolation driver needs injection cdi or cdi-annotations with specifications of Divvy",
 				p.Resource)
 		}
@@ -233,13 +236,32 @@ func (w *limitWatch) pass(ctx context.Context) {
 		w.node(events.IsolationLost, fmt.Sprintf("device %s: %s", id, some[0].Reason))
 	}
 	w.desk.set(status)
+	w.attest()
 	w.found()
+}
+
+// attest makes the engine state what the last pass has found.
+func (w *limitWatch) attest() {
+	e, done := w.records.owner.use()
+	defer done()
+	for _, p := range w.parts {
+		if !w.desk.resources[p.Resource] || p.Kind != alloc.Memory {
+			continue
+		}
+		stated := map[accel.DeviceID]accel.Isolation{}
+		for _, s := range e.Inventory(p.ID).Shares {
+			if isolation, err := w.desk.isolation(s.ID); err == nil {
+				stated[s.ID] = isolation
+			}
+		}
+		e.Attest(p.ID, stated)
+	}
 }
 
 // offers reports whether a resource with limits is made of a device.
 func (w *limitWatch) offers(vendor string, d accel.Device) bool {
 	return slices.ContainsFunc(w.parts, func(p *pool) bool {
-		return p.config.Vendor == vendor && w.o.limits(p.Resource) && slices.ContainsFunc(see(p, (*alloc.Engine).Inventory).Shares,
+		return p.config.Vendor == vendor && w.desk.resources[p.Resource] && slices.ContainsFunc(see(p, (*alloc.Engine).Inventory).Shares,
 			func(s accel.Share) bool { return s.ID == d.ID })
 	})
 }

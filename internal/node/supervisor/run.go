@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/divvy-gpu/divvy/internal/node/agent"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
@@ -19,14 +20,25 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 )
 
-// Run runs agents on what the source delivers until ctx ends or one of them fails. self is who
-// this process is in a handover, and setup returns what was found of the node's container
-// runtime.
-func Run(ctx context.Context, source *nodeconfig.Source, node string, self handover.Identity, clients kube.Clients, log Log,
-	setup func() *runtimesetup.Report) error {
-	s := newSupervisor(node, self, clients.Kubernetes, log)
-	s.process.MustRegister(clients.Requests)
-	s.setup = setup
+// Options are what agents are run with, beside the configuration.
+type Options struct {
+	// Node is the name of this node's object.
+	Node string
+	// Self is who this process is in a handover.
+	Self    handover.Identity
+	Clients kube.Clients
+	Log     Log
+	// Setup returns what was found of the node's container runtime.
+	Setup func() *runtimesetup.Report
+	// Limits say how containers get limits in the driver.
+	Limits agent.LimitOptions
+}
+
+// Run runs agents on what the source delivers until ctx ends or one of them fails.
+func Run(ctx context.Context, source *nodeconfig.Source, o Options) error {
+	s := newSupervisor(o.Node, o.Self, o.Clients.Kubernetes, o.Log)
+	s.process.MustRegister(o.Clients.Requests)
+	s.setup, s.limited = o.Setup, o.Limits
 	return follow(ctx, source, s)
 }
 

@@ -73,6 +73,7 @@ type supervisor struct {
 
 	operator *operator
 	setup    func() *runtimesetup.Report // may be nil
+	limited  agent.LimitOptions
 	// quarantine outlives agents: another configuration repairs no device.
 	quarantine *quarantine.List
 
@@ -134,7 +135,7 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		return agent.New(ctx, agent.Options{
 			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
 			Events:     s.events,
-			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c), Setup: s.setup,
+			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c), Setup: s.setup, Limits: s.limited,
 			Discovered: func(vendor string, found backend.Found, err error) {
 				s.profiles.discovered(vendor, found, err, time.Now())
 			},
