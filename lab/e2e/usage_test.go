@@ -166,13 +166,19 @@ func withValues(t *testing.T, ctx context.Context, values string) {
 // overuse waits for the node's condition, and a part of its message.
 func overuse(t *testing.T, status corev1.ConditionStatus, message string) {
 	t.Helper()
-	must(t, poll.Until(t.Context(), podTimeout, "the condition of overuse to be "+string(status), func(ctx context.Context) error {
+	condition(t, wire.OveruseCondition, status, message)
+}
+
+// condition waits for a condition of the node, and a part of its message.
+func condition(t *testing.T, kind corev1.NodeConditionType, status corev1.ConditionStatus, message string) {
+	t.Helper()
+	must(t, poll.Until(t.Context(), podTimeout, fmt.Sprintf("condition %s to be %s", kind, status), func(ctx context.Context) error {
 		node, err := lab.Node.Get(ctx)
 		if err != nil {
 			return err
 		}
 		for _, c := range node.Status.Conditions {
-			if c.Type == wire.OveruseCondition && c.Status == status && strings.Contains(c.Message, message) {
+			if c.Type == kind && c.Status == status && strings.Contains(c.Message, message) {
 				return nil
 			}
 		}
