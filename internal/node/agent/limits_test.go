@@ -73,7 +73,7 @@ type limiting struct {
 	refuse error
 }
 
-func newLimiting(t *testing.T, unit string) *limiting {
+func newLimiting(t testing.TB, unit string) *limiting {
 	t.Helper()
 	m := &limiting{world: newWorld(t, unit), host: t.TempDir(), registry: prometheus.NewRegistry(), clock: time.Unix(1000, 0),
 		backend: &limitingBackend{limits: map[string]uint64{}}}
