@@ -77,7 +77,8 @@ var nameTable = []struct {
 		{"divvy.dev/config", "Node", "an administrator", "which of the named configurations holds on the node"},
 		{"nvidia.com/device-plugin.config", "Node", "an administrator",
 			"the same, as in NVIDIA's device plugin; `divvy.dev/config` takes precedence"},
-		{"divvy.dev/enflame.*", "Node", "divvy-node", "`present`, `count`, `model`, `memory`, `driver` and `isolation` of the node's Enflame " +
+		{"divvy.dev/enflame.*", "Node", "divvy-node", "`present`, `count`, `model`, `memory`, `driver` and `isolation` of the node's " +
+			"Enflame " +
 			"cards; [labels.md](../labels.md)"},
 		{"divvy.dev/iluvatar.*", "Node", "divvy-node", "the same of Iluvatar GPUs"},
 		{"divvy.dev/nvidia.*", "Node", "divvy-node", "the same of NVIDIA GPUs"},
@@ -112,7 +113,8 @@ var nameTable = []struct {
 	}},
 	{"Kinds of CDI devices", []name{
 		{"nvidia.divvy.dev/gpu", "CDI specification", "divvy-node", "NVIDIA's GPUs by uuid; [nvidia.md](../nvidia.md)"},
-		{"divvy.dev/gpu-memory", "CDI specification", "divvy-node", "limits of a container's memory on a GPU: `<uuid>.<MiB>`, or `<uuid>.max`"},
+		{"divvy.dev/gpu-memory", "CDI specification", "divvy-node",
+			"limits of a container's memory on a GPU: `<uuid>.<MiB>`, or `<uuid>.max`"},
 	}},
 	{"API versions and webhooks", []name{
 		{"config.divvy.dev/v1alpha1", "configuration file", "users, the chart", "of [divvy-node's configuration](configuration.md)"},

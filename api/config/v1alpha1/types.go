@@ -257,9 +257,6 @@ type Isolation string
 const (
 	// IsolationNone limits no container.
 	IsolationNone Isolation = "none"
-	// IsolationCooperative limits programs that use the vendor's library as it is shipped.
-	// Not for mode exclusive.
-	IsolationCooperative Isolation = "cooperative"
 	// IsolationDriver limits the memory of each container in the kernel driver. Mode memory
 	// only.
 	IsolationDriver Isolation = "driver"

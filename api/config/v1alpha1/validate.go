@@ -292,18 +292,17 @@ func (k *checker) resource(i int, r Resource) {
 func (k *checker) isolation(field string, r Resource) {
 	switch r.Isolation {
 	case "", IsolationNone:
-	case IsolationCooperative, IsolationDriver:
+	case IsolationDriver:
 		switch {
 		case r.Vendor != nvidia:
 			k.wrong(field, "%s is for NVIDIA's devices; leave the key out for %s", r.Isolation, r.Vendor)
 		case r.Mode == ModeExclusive:
 			k.wrong(field, "a container has a device of mode %s for itself, which is tier hardware; leave the key out", r.Mode)
-		case r.Mode == ModeTimeSlicing && r.Isolation == IsolationDriver:
-			k.wrong(field, "the driver limits memory, and time slices have no memory of their own; use mode %s or isolation %s", ModeMemory,
-				IsolationCooperative)
+		case r.Mode == ModeTimeSlicing:
+			k.wrong(field, "the driver limits memory, and time slices have no memory of their own; use mode %s", ModeMemory)
 		}
 	default:
-		k.oneOf(field, string(r.Isolation), string(IsolationNone), string(IsolationCooperative), string(IsolationDriver))
+		k.oneOf(field, string(r.Isolation), string(IsolationNone), string(IsolationDriver))
 	}
 }
 

@@ -292,7 +292,7 @@ prometheus.io/path: /metrics
 {{- if ne $r.vendor "nvidia" -}}
 {{- fail (printf "%s (%s): isolation %s is for devices of nvidia" $at $r.name $r.isolation) -}}
 {{- end -}}
-{{- if or (eq $mode "exclusive") (and (eq $r.isolation "driver") (ne $mode "memory")) -}}
+{{- if ne $mode "memory" -}}
 {{- fail (printf "%s (%s): isolation %s is not for mode %s" $at $r.name $r.isolation $mode) -}}
 {{- end -}}
 {{- end -}}

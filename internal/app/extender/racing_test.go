@@ -735,7 +735,8 @@ func (w *racing) recount(pod *v1.Pod) []string {
 	for _, node := range racingNodes {
 		used, room := w.used(node), 0
 		for _, s := range w.nodes[node] {
-			if !s.Health.Unhealthy && request.Selection.Allows(s.ID, s.Model, s.Isolation.Memory) && s.Units-used[s.ID] >= request.Peak()/accel.Units(devices) {
+			if !s.Health.Unhealthy && request.Selection.Allows(s.ID, s.Model, s.Isolation.Memory) &&
+				s.Units-used[s.ID] >= request.Peak()/accel.Units(devices) {
 				room++
 			}
 		}

@@ -38,18 +38,20 @@ func TestMainFails(t *testing.T) {
 		want string // on the standard error
 		code int
 	}{
-		"nothing":              {nil, "", "divvy-hook limit --device=UUID", 1},
-		"another command":      {[]string{"x"}, "", `unknown command "x"`, 1},
-		"another flag":         {[]string{"limit", "--x"}, "", "not defined: -x", 1},
-		"an argument":          {[]string{"limit", "--device=a", "--hard-mib=1", "x"}, "", `unexpected argument "x"`, 1},
-		"no device":            {[]string{"limit", "--hard-mib=1"}, "", "--device is missing", 1},
-		"no amount":            {[]string{"limit", "--device=a"}, "", "either --hard-mib", 1},
-		"a negative amount":    {[]string{"limit", "--device=a", "--hard-mib=-1"}, "", "invalid value", 1},
-		"a very large amount":  {[]string{"limit", "--device=a", "--hard-mib=18446744073709551615"}, "", "too large", 1},
-		"an amount and none":   {[]string{"limit", "--device=a", "--hard-mib=1", "--max"}, "", "either --hard-mib", 1},
-		"no state":             {append([]string{"limit", "--device=a", "--hard-mib=1"}, host...), "", "state of the container", 1},
-		"version 1":            {append([]string{"limit", "--device=a", "--hard-mib=1"}, host...), version1, "control groups v2 are required", 1},
-		"no library":           {append([]string{"limit", "--device=a", "--hard-mib=1"}, host...), version2, "libnvidia-ml.so.1 not found", 1},
+		"nothing":             {nil, "", "divvy-hook limit --device=UUID", 1},
+		"another command":     {[]string{"x"}, "", `unknown command "x"`, 1},
+		"another flag":        {[]string{"limit", "--x"}, "", "not defined: -x", 1},
+		"an argument":         {[]string{"limit", "--device=a", "--hard-mib=1", "x"}, "", `unexpected argument "x"`, 1},
+		"no device":           {[]string{"limit", "--hard-mib=1"}, "", "--device is missing", 1},
+		"no amount":           {[]string{"limit", "--device=a"}, "", "either --hard-mib", 1},
+		"a negative amount":   {[]string{"limit", "--device=a", "--hard-mib=-1"}, "", "invalid value", 1},
+		"a very large amount": {[]string{"limit", "--device=a", "--hard-mib=18446744073709551615"}, "", "too large", 1},
+		"an amount and none":  {[]string{"limit", "--device=a", "--hard-mib=1", "--max"}, "", "either --hard-mib", 1},
+		"no state":            {append([]string{"limit", "--device=a", "--hard-mib=1"}, host...), "", "state of the container", 1},
+		"version 1": {append([]string{"limit", "--device=a", "--hard-mib=1"}, host...), version1,
+			"control groups v2 are required", 1},
+		"no library": {append([]string{"limit", "--device=a", "--hard-mib=1"}, host...), version2,
+			"libnvidia-ml.so.1 not found", 1},
 		"no library to clear":  {append([]string{"limit", "--device=a", "--max"}, host...), version2, "libnvidia-ml.so.1 not found", 0},
 		"version 1 to clear":   {append([]string{"limit", "--device=a", "--max"}, host...), version1, "control groups v2 are required", 0},
 		"no library to check":  {[]string{"check", "--driver-root=" + root}, "", "libnvidia-ml.so.1 not found", 1},
@@ -103,7 +105,8 @@ func TestHookOnADriver(t *testing.T) {
 			run := func(what string, code int, args ...string) string {
 				t.Helper()
 				var diagnostics strings.Builder
-				args = append(args, "--device="+gpu, "--driver-root="+root, "--proc-root="+folder+"/proc", "--cgroup-root="+folder+"/cgroup",
+				args = append(args, "--device="+gpu, "--driver-root="+root, "--proc-root="+folder+"/proc",
+					"--cgroup-root="+folder+"/cgroup",
 					"--record-dir="+root+"/run")
 				got := Main(t.Context(), args, Streams{In: strings.NewReader(`{"id":"c","pid":42}`), Out: &diagnostics, Err: &diagnostics})
 				if got != code {

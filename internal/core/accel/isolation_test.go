@@ -6,7 +6,8 @@ import (
 )
 
 func TestTiers(t *testing.T) {
-	for name, want := range map[string]Tier{"none": TierNone, "cooperative": TierCooperative, "driver": TierDriver, "hardware": TierHardware} {
+	for name, want := range map[string]Tier{"none": TierNone, "cooperative": TierCooperative, "driver": TierDriver,
+		"hardware": TierHardware} {
 		got, err := ParseTier(name)
 		if err != nil || got != want || got.String() != name {
 			t.Errorf("ParseTier(%q) = %v, %v", name, got, err)

@@ -951,7 +951,8 @@ func TestModel(t *testing.T) {
 				"granted", "granted several", "granted beside withheld", "granted isolated", "refused", "undo",
 				"confirmed", "forgotten", "expired", "expected",
 				"expected and reserved", "withdrawn", "released",
-				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "not isolated", "no capacity",
+				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "not isolated",
+				"no capacity",
 				"unservable",
 			} {
 				if d.count[what] < steps/1000 {

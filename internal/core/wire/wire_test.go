@@ -170,8 +170,9 @@ func TestInventoryOfTiers(t *testing.T) {
 			want:   `{"index":0,"id":"x","units":16,"compute":"cooperative","backend":"mps3","attested":"2026-07-01T10:00:00Z"}`,
 			read:   accel.Isolation{Compute: accel.TierCooperative, Backend: "mps3", Attested: attested},
 		},
-		"a tier that does not exist": {stated: accel.Isolation{Memory: "vault", Compute: accel.TierDriver, Backend: "x", Attested: attested},
-			want: `{"index":0,"id":"x","units":16}`},
+		"a tier that does not exist": {
+			stated: accel.Isolation{Memory: "vault", Compute: accel.TierDriver, Backend: "x", Attested: attested},
+			want:   `{"index":0,"id":"x","units":16}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			share := accel.Share{Units: 16, Device: accel.Device{ID: "x", NUMANode: accel.NoNUMA}, Isolation: tt.stated}

@@ -53,8 +53,8 @@ func steady(in *accel.Inventory, before func() (accel.Inventory, bool)) {
 // A pod that neither the watch nor the API server shows gets it: such is a static pod before
 // its mirror, which only an administrator of the node can have made.
 func (p *pool) permit(ctx context.Context, a alloc.Allocation) error {
-	e, done := p.records.owner.use()
-	device, stated := e.Isolation(a, time.Now())
+	_, done := p.records.owner.use()
+	device, stated := a.Isolation(time.Now())
 	done()
 	if stated.Memory == accel.TierHardware {
 		return nil // no other container is on the device
@@ -80,10 +80,10 @@ func (p *pool) permit(ctx context.Context, a alloc.Allocation) error {
 // behind returns which of the pods an allocation may be for; listed is as in Engine.Behind.
 func (p *pool) behind(a alloc.Allocation, pods []*corev1.Pod, listed bool) []*corev1.Pod {
 	values := p.records.values(pods)
-	e, done := p.records.owner.use()
+	_, done := p.records.owner.use()
 	defer done()
 	var out []*corev1.Pod
-	for _, i := range e.Behind(a, values, listed) {
+	for _, i := range a.Behind(values, listed) {
 		out = append(out, pods[i])
 	}
 	return out

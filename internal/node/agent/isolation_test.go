@@ -44,8 +44,10 @@ func TestNodeChecksRequiredIsolation(t *testing.T) {
 		"a lower tier":                   {"driver", accel.TierCooperative, 0, "isolation driver required, device states cooperative"},
 		"no tier":                        {"driver", accel.TierNone, 0, "isolation driver required, device states none"},
 		"an attestation that is too old": {"driver", accel.TierDriver, 2 * time.Minute, "isolation driver required, device states none"},
-		"an annotation that has no tier": {"strong", accel.TierDriver, 0, `annotation divvy.dev/isolation: "strong" is not a tier of isolation`},
-		"another case is no tier either": {"Driver", accel.TierDriver, 0, `annotation divvy.dev/isolation: "Driver" is not a tier of isolation`},
+		"an annotation that has no tier": {"strong", accel.TierDriver, 0,
+			`annotation divvy.dev/isolation: "strong" is not a tier of isolation`},
+		"another case is no tier either": {"Driver", accel.TierDriver, 0,
+			`annotation divvy.dev/isolation: "Driver" is not a tier of isolation`},
 	} {
 		for _, granted := range []bool{false, true} { // that came past the extender, and through it
 			t.Run(name, func(t *testing.T) {
@@ -224,8 +226,8 @@ func TestSteadyAttestations(t *testing.T) {
 	}{
 		"never published":     {accel.Inventory{}, stated(accel.TierDriver, 0), stated(accel.TierDriver, 0)},
 		"a moment ago":        {stated(accel.TierDriver, 0), stated(accel.TierDriver, 15*time.Second), stated(accel.TierDriver, 0)},
-		"half a minute ago":   {stated(accel.TierDriver, 0), stated(accel.TierDriver, 30*time.Second), stated(accel.TierDriver, 30*time.Second)},
-		"another tier":        {stated(accel.TierCooperative, 0), stated(accel.TierDriver, time.Second), stated(accel.TierDriver, time.Second)},
+		"half a minute ago":   {stated(accel.TierDriver, 0), stated(accel.TierDriver, renewAfter), stated(accel.TierDriver, renewAfter)},
+		"another tier":        {stated(accel.TierCooperative, 0), stated(accel.TierDriver, 1), stated(accel.TierDriver, 1)},
 		"the clock went back": {stated(accel.TierDriver, 0), stated(accel.TierDriver, -time.Hour), stated(accel.TierDriver, -time.Hour)},
 		"no attestation":      {stated(accel.TierHardware, 0), stated(accel.TierHardware, 0), stated(accel.TierHardware, 0)},
 		"the tier is lost":    {stated(accel.TierDriver, 0), stated(accel.TierNone, 0), stated(accel.TierNone, 0)},

@@ -73,7 +73,7 @@ type limiting struct {
 	refuse error
 }
 
-func newLimiting(t *testing.T, unit string) *limiting {
+func newLimiting(t testing.TB, unit string) *limiting {
 	t.Helper()
 	m := &limiting{world: newWorld(t, unit), host: t.TempDir(), registry: prometheus.NewRegistry(), clock: time.Unix(1000, 0),
 		backend: &limitingBackend{limits: map[string]uint64{}}}
@@ -218,7 +218,7 @@ func TestNotLimited(t *testing.T) {
 	}{
 		"a container from before":   {func(m *limiting) { m.starts(false) }, "started without a limit", true},
 		"an old driver":             {func(m *limiting) { m.backend.limitable = errors.New("driver 595") }, "driver 595", false},
-		"no persistence":            {func(m *limiting) { m.backend.forgetful = errors.New("persistence mode is off") }, "persistence", true},
+		"no persistence":            {func(m *limiting) { m.backend.forgetful = errors.New("persistence is off") }, "persistence", true},
 		"no hook":                   {func(m *limiting) { m.refuse = errors.New("noexec") }, "noexec", false},
 		"another injection":         {func(m *limiting) { m.world.pool.limit = nil }, "needs injection cdi", false},
 		"an unknown process":        {foreign, "no limit bounds process 7 (python3) of the host", true},

@@ -57,7 +57,7 @@ func (fakeBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 // world is one memory pool between a kubelet and an API server that the test plays.
 type world struct {
 	*pool
-	t   *testing.T
+	t   testing.TB
 	dir string // of the state
 	// units is what kubelet was told last, id to health.
 	units []deviceplugin.Unit
@@ -83,13 +83,13 @@ type world struct {
 	signer  *wire.Signer
 }
 
-func newWorld(t *testing.T, unit string, set ...func(*alloc.Config)) *world {
+func newWorld(t testing.TB, unit string, set ...func(*alloc.Config)) *world {
 	t.Helper()
 	return newWorldIn(t, t.TempDir(), unit, set...)
 }
 
 // newWorldIn keeps the state in dir.
-func newWorldIn(t *testing.T, dir, unit string, set ...func(*alloc.Config)) *world {
+func newWorldIn(t testing.TB, dir, unit string, set ...func(*alloc.Config)) *world {
 	t.Helper()
 	u, err := sharing.ParseMemoryUnit(unit)
 	if err != nil {

@@ -302,8 +302,8 @@ func (p *pool) allocate(ctx context.Context, ids []string) (alloc.Allocation, er
 
 // give notes that a container gets an allocation.
 func (p *pool) give(ctx context.Context, a alloc.Allocation) {
-	e, done := p.records.owner.use()
-	remember := e.Give(a, time.Now())
+	_, done := p.records.owner.use()
+	remember := a.Give(time.Now())
 	done()
 	if remember {
 		p.syncing.Lock()

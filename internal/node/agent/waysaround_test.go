@@ -20,7 +20,8 @@ func TestWaysAround(t *testing.T) {
 	adds := func(names ...corev1.Capability) corev1.SecurityContext {
 		return corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: names}}
 	}
-	const leads, to, tracing = "volume host is ", " of the host, which leads to ", "container c has the host's process IDs and the capability "
+	const leads, to = "volume host is ", " of the host, which leads to "
+	const tracing = "container c has the host's process IDs and the capability "
 	for name, tt := range map[string]struct {
 		spec corev1.PodSpec
 		want string

@@ -109,7 +109,7 @@ func (n *node) give(id ID, ids []string, pods ...Pod) Allocation {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if n.Give(a, n.now) && !n.full {
+	if a.Give(n.now) && !n.full {
 		s, _ := n.State(id)
 		n.disk[id] = s
 		n.Saved(id, s)

@@ -98,7 +98,7 @@ func (c *byPlan) node(free map[accel.DeviceID][]string, now time.Time) place.Nod
 		devices = append(devices, it.ID)
 		node.Slots = append(node.Slots, place.Slot{
 			ID: it.ID, Index: it.Index, Model: it.Model, Total: it.units, Free: accel.Units(len(free[it.ID])),
-			Unhealthy: c.pool.unusable(it) != "", Tier: c.pool.isolation(it).At(now).Memory,
+			Unhealthy: c.pool.unusable(it) != "", Tier: isolationOf(c.pool, it).At(now).Memory,
 		})
 	}
 	if links := c.pool.found.Links; len(links) > 0 {

@@ -184,9 +184,10 @@ func (e *Engine) Allocate(id ID, ids []string, pods []Pod, again bool) (Allocati
 	return a, err
 }
 
-// Give notes that a container gets an allocation. It may change what other pools
-// offer. It reports whether the state of the pool has to be saved.
-func (e *Engine) Give(a Allocation, now time.Time) (save bool) {
+// Give notes that a container gets the allocation. It may change what other pools
+// offer. It reports whether the state of the pool has to be saved. The engine must be the
+// caller's.
+func (a Allocation) Give(now time.Time) (save bool) {
 	a.pool.pick.give(&a, now)
 	a.pool.claims.give(now, a.Devices...)
 	return a.pool.config.Kind == Slots

@@ -13,11 +13,11 @@ func (e *Engine) Attest(id ID, stated map[accel.DeviceID]accel.Isolation) {
 	e.pool(id).attested = stated
 }
 
-// Isolation returns what isolates the devices of an allocation at a time, and the one of the
-// lowest tier, whose it is.
-func (e *Engine) Isolation(a Allocation, now time.Time) (lowest accel.DeviceID, of accel.Isolation) {
-	for i, it := range a.pool.itemsOf(&a) {
-		stated := a.pool.isolation(it).At(now)
+// Isolation returns what isolates the devices of the allocation at a time, and the one of the
+// lowest tier, whose it is. The engine must be the caller's.
+func (a Allocation) Isolation(now time.Time) (lowest accel.DeviceID, of accel.Isolation) {
+	for i, it := range a.items() {
+		stated := isolationOf(a.pool, it).At(now)
 		if i == 0 || !stated.Memory.Meets(of.Memory) {
 			lowest, of = it.ID, stated
 		}
@@ -25,11 +25,11 @@ func (e *Engine) Isolation(a Allocation, now time.Time) (lowest accel.DeviceID, 
 	return lowest, of
 }
 
-// itemsOf are the items of which a container gets something.
-func (p *pool) itemsOf(a *Allocation) []*item {
+// items are those of which a container gets something.
+func (a Allocation) items() []*item {
 	var out []*item
-	for i := range p.items {
-		it := &p.items[i]
+	for i := range a.pool.items {
+		it := &a.pool.items[i]
 		if slices.Contains(a.asked.devices, it.ID) || slices.ContainsFunc(a.cards, func(c item) bool { return c.ID == it.ID }) {
 			out = append(out, it)
 		}
@@ -37,9 +37,9 @@ func (p *pool) itemsOf(a *Allocation) []*item {
 	return out
 }
 
-// isolation is what isolates an item. One that a container has for itself is isolated by the
+// isolationOf is what isolates an item of a pool. One that a container has for itself is isolated by the
 // hardware. Time slices are not isolated, nor are units of memory by counting alone.
-func (p *pool) isolation(it *item) accel.Isolation {
+func isolationOf(p *pool, it *item) accel.Isolation {
 	switch {
 	case p.config.Kind == Memory:
 		return p.attested[it.ID]
@@ -53,12 +53,12 @@ func (p *pool) isolation(it *item) accel.Isolation {
 	return whole
 }
 
-// Behind returns which of the pods, by their positions, an allocation may be for: those that
+// Behind returns which of the pods, by their positions, the allocation may be for: those that
 // have not started, and of which a container of that size was not served. Kubelet does not say
 // which it is. If its list was taken after its question (listed), it is one that kubelet has
 // taken up, and with none it is a pod that is not among these, such as a static pod before its
-// mirror.
-func (e *Engine) Behind(a Allocation, pods []Pod, listed bool) []int {
+// mirror. The engine must be the caller's.
+func (a Allocation) Behind(pods []Pod, listed bool) []int {
 	p := a.pool
 	var out []int
 	for i := range pods {

@@ -71,7 +71,7 @@ func TestIsolationOfAnAllocation(t *testing.T) {
 		"one whose attestation is old":  {on("d0", "d1"), 90 * time.Second, "d0", accel.TierNone},
 		"both old, the first one shown": {on("d0", "d1"), time.Hour, "d0", accel.TierNone},
 	} {
-		if device, of := n.Isolation(tt.of, start.Add(tt.after)); device != tt.device || of.Memory != tt.tier {
+		if device, of := tt.of.Isolation(start.Add(tt.after)); device != tt.device || of.Memory != tt.tier {
 			t.Errorf("%s: device %s at %v, want %s at %v", name, device, of.Memory, tt.device, tt.tier)
 		}
 	}

@@ -811,7 +811,7 @@ func (m *model) admit(p *modelPod, c accel.ContainerRequest) error {
 	if err != nil {
 		return err
 	}
-	if m.engine.Give(a, m.now) {
+	if a.Give(m.now) {
 		s, wanted := m.engine.State(p.pool)
 		_ = m.save(p.pool, s, wanted)
 	}

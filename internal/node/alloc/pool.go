@@ -340,7 +340,7 @@ func (p *pool) inventory() accel.Inventory {
 	}
 	for i := range p.items {
 		it := &p.items[i]
-		share := accel.Share{Device: it.Device, Units: it.units, Isolation: p.isolation(it)}
+		share := accel.Share{Device: it.Device, Units: it.units, Isolation: isolationOf(p, it)}
 		share.Health = p.health(it)
 		if len(it.Chips) > 1 {
 			share.Chips = len(it.Chips)

@@ -154,7 +154,8 @@ func TestGroups(t *testing.T) {
 		t.Error(diff)
 	}
 	put(t, root, map[string]string{pod + "/" + mainID + "/cgroup.procs": "many"})
-	if _, err := Groups(root, func(uid string) bool { return uid == goneUID }); err == nil || !strings.Contains(err.Error(), "cgroup.procs") {
+	_, err = Groups(root, func(uid string) bool { return uid == goneUID })
+	if err == nil || !strings.Contains(err.Error(), "cgroup.procs") {
 		t.Errorf("a text that is none: %v", err)
 	}
 	version1 := t.TempDir()

@@ -134,7 +134,8 @@ func Judge(d Device, records []Record) (losses []Loss, repairs []Repair) {
 		}
 	}
 	if d.Unlisted != nil {
-		losses = append(losses, Loss{Cause: CauseProcesses, Reason: "the processes that use the device are not known: " + d.Unlisted.Error()})
+		losses = append(losses, Loss{Cause: CauseProcesses,
+			Reason: "the processes that use the device are not known: " + d.Unlisted.Error()})
 	}
 	for _, p := range d.Processes {
 		if known[p.Container] && p.Container != "" || p.PodUID == "" && slices.Contains(systemPrograms, p.Program) {

@@ -42,9 +42,11 @@ func TestJudge(t *testing.T) {
 		repairs []Repair
 	}{
 		"no containers": {device: Device{ID: gpu}},
-		"a container with its limit": {device: Device{Containers: []Container{holder(right)}, Processes: []Process{{PID: 1, Container: mainID}}},
+		"a container with its limit": {
+			device:  Device{Containers: []Container{holder(right)}, Processes: []Process{{PID: 1, Container: mainID}}},
 			records: recorded(time.Time{})},
-		"a container with groups of its own": {device: Device{Containers: []Container{holder(right, ReadLimit{Group: below, Bytes: 3000 * MiB})}},
+		"a container with groups of its own": {
+			device:  Device{Containers: []Container{holder(right, ReadLimit{Group: below, Bytes: 3000 * MiB})}},
 			records: recorded(time.Time{})},
 		"a container that has not begun": {device: Device{Containers: []Container{holder()}}, records: recorded(time.Time{})},
 		"a missing limit": {device: Device{Containers: []Container{holder(missing)}}, records: recorded(time.Time{}),
@@ -68,19 +70,22 @@ func TestJudge(t *testing.T) {
 			Processes: []Process{{PID: 1, Container: mainID, PodUID: podUID}}}},
 		"a driver that keeps no limits": {device: Device{Problem: errors.New("persistence mode is off")},
 			want: []string{"driver: persistence mode is off"}},
-		"processes that are not known": {device: Device{Unlisted: errors.New("no hostPID")}, want: []string{"processes-unknown: no hostPID"}},
+		"processes that are not known": {
+			device: Device{Unlisted: errors.New("no hostPID")}, want: []string{"processes-unknown: no hostPID"}},
 		"a process of another pod": {device: Device{Processes: []Process{{PID: 7, Container: sideID, PodUID: podUID}}},
 			want: []string{"process-without-limit: process 7 in container " + sideID}},
 		"a process of a pod": {device: Device{Processes: []Process{{PID: 7, PodUID: podUID}}},
 			want: []string{"process-without-limit: process 7 of pod"}},
 		"a process of a user": {device: Device{Processes: []Process{{PID: 7, Program: "python3"}}},
 			want: []string{"process-without-limit: process 7 (python3)"}},
-		"a process in a pod that is named like a system's": {device: Device{Processes: []Process{{PID: 7, PodUID: podUID, Program: "Xorg"}}},
-			want: []string{"process-without-limit: process 7 of pod"}},
+		"a process in a pod that is named like a system's": {
+			device: Device{Processes: []Process{{PID: 7, PodUID: podUID, Program: "Xorg"}}},
+			want:   []string{"process-without-limit: process 7 of pod"}},
 		"a process of the system": {device: Device{Processes: []Process{{PID: 7, Program: "nvidia-persiste"}}}},
 		"a process of a container that is too new": {device: Device{Processes: []Process{{PID: 7, Container: mainID, PodUID: podUID}}},
 			records: recorded(time.Time{})},
-		"a process of a container that was without its limit": {device: Device{Processes: []Process{{PID: 7, Container: mainID, PodUID: podUID}}},
+		"a process of a container that was without its limit": {
+			device:  Device{Processes: []Process{{PID: 7, Container: mainID, PodUID: podUID}}},
 			records: recorded(lost), want: []string{"process-without-limit: process 7"}},
 	} {
 		if tt.device.ID == "" {

@@ -23,7 +23,7 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
-	"github.com/divvy-gpu/divvy/internal/node/handover"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
@@ -145,7 +145,7 @@ func TestANodeWithoutADriverIsWaitedFor(t *testing.T) {
 	d := prepare(t, "healthInterval: 100ms\nlibraries: {enflame: /nowhere/libefml.so}\nresources: [{name: enflame.com/gcu, vendor: "+
 		"enflame, mode: exclusive}]\n")
 	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
-	d.s = newSupervisor("node-1", handover.Identity{}, d.client, d.s.log)
+	d.s = newSupervisor(Options{Node: "node-1", Clients: kube.Clients{Kubernetes: d.client}, Log: d.s.o.Log})
 	startKubelet(t, d.dir)
 	d.start()
 	eventually(t, "it says what is missing", func() bool { return strings.Contains(d.get("/readyz"), "/nowhere/libefml.so") })
@@ -164,7 +164,7 @@ func TestAnEditReleasesNoDevice(t *testing.T) {
 	const resources = "healthInterval: 100ms\nresources: [{name: enflame.com/gcu, vendor: enflame, mode: exclusive}]\n"
 	d := prepare(t, resources+"vendors: {enflame: {health: {recoverAfter: 0s, neverRecover: [library]}}}\n")
 	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
-	withAgents := newSupervisor("node-1", handover.Identity{}, d.client, d.s.log)
+	withAgents := newSupervisor(Options{Node: "node-1", Clients: kube.Clients{Kubernetes: d.client}, Log: d.s.o.Log})
 	var sick atomic.Bool
 	withAgents.open = func(config.NodeConfig) (vendors.Set, error) {
 		return vendors.Set{"enflame": &fakeBackend{sick: &sick}}, nil
@@ -221,7 +221,7 @@ func TestAnEditReachesARunningAgentAndNotWhatContainersHold(t *testing.T) {
 			}}},
 			Status: corev1.PodStatus{Phase: corev1.PodRunning},
 		})
-	withAgents := newSupervisor("node-1", handover.Identity{}, d.client, d.s.log)
+	withAgents := newSupervisor(Options{Node: "node-1", Clients: kube.Clients{Kubernetes: d.client}, Log: d.s.o.Log})
 	withAgents.open = d.s.open
 	d.s = withAgents
 	if err := os.WriteFile(filepath.Join(d.dir, "key"), []byte("0123456789abcdef0123456789abcdef"), 0o600); err != nil {

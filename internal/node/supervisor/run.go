@@ -28,7 +28,7 @@ type Options struct {
 	Self    handover.Identity
 	Clients kube.Clients
 	Log     Log
-	// Setup returns what was found of the node's container runtime.
+	// Setup returns what was found of the node's container runtime; it may be nil.
 	Setup func() *runtimesetup.Report
 	// Limits say how containers get limits in the driver.
 	Limits agent.LimitOptions
@@ -36,9 +36,8 @@ type Options struct {
 
 // Run runs agents on what the source delivers until ctx ends or one of them fails.
 func Run(ctx context.Context, source *nodeconfig.Source, o Options) error {
-	s := newSupervisor(o.Node, o.Self, o.Clients.Kubernetes, o.Log)
+	s := newSupervisor(o)
 	s.process.MustRegister(o.Clients.Requests)
-	s.setup, s.limited = o.Setup, o.Limits
 	return follow(ctx, source, s)
 }
 

@@ -91,7 +91,7 @@ func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.No
 			warn(ctx, append(u.Warnings, vendors.UnknownCauses(u.Config)...))
 			ready.release()
 			c = keep(ctx, c, u.Config)
-			if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
+			if err := s.o.Log.set(c.LogFile, c.LogLevel); err != nil {
 				log.Error(err, "Changing the log")
 			}
 			ready = s.prepare(ctx, c)
@@ -204,7 +204,7 @@ func (p *preparation) release() { _ = p.take().Close() }
 // DaemonSet deletes that one once this one is ready. If its release does not hand
 // over, each would otherwise wait for the other.
 func (s *supervisor) replaces(ctx context.Context) bool {
-	other, err := sibling(ctx, s.client, s.node, s.self.ID)
+	other, err := sibling(ctx, s.client, s.o.Node, s.o.Self.ID)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Looking for the pod that this one replaces")
 	}

@@ -35,7 +35,7 @@ func (d *daemon) beside(id handover.Identity) *daemon {
 			d.t.Fatal(err)
 		}
 	}
-	other.s.self = id
+	other.s.o.Self = id
 	return other
 }
 
@@ -45,7 +45,7 @@ func pod(id string) handover.Identity { return handover.Identity{Group: "divvy-s
 func firstPod(t *testing.T) *daemon {
 	t.Helper()
 	d := prepare(t, "")
-	d.s.self = pod("first")
+	d.s.o.Self = pod("first")
 	d.start()
 	d.agent(0)
 	return d
@@ -94,7 +94,7 @@ func TestFullDiskDuringAHandover(t *testing.T) {
 	for _, d := range []*daemon{first, second} {
 		d.mu.Lock()
 		if n := len(d.agents); n != 1 {
-			t.Errorf("%s has started %d agents", d.s.self.ID, n)
+			t.Errorf("%s has started %d agents", d.s.o.Self.ID, n)
 		}
 		d.mu.Unlock()
 	}
@@ -251,7 +251,7 @@ func TestReadyBesideEarlierRelease(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			d.s.client, d.s.self = client, pod("uid-new")
+			d.s.client, d.s.o.Self = client, pod("uid-new")
 			d.start()
 			d.says("/readyz", "does not hand over")
 			if owner == "divvy-node" {
@@ -309,7 +309,7 @@ func TestAddressInUseWhileWaiting(t *testing.T) {
 	if err := os.WriteFile(second.file, []byte(strings.ReplaceAll(string(text), second.listen, first.listen)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	second.s.self = handover.Identity{}
+	second.s.o.Self = handover.Identity{}
 	second.start()
 	eventually(t, "it waits", func() bool { waiting, why := second.s.state.isWaiting(); return waiting && why != nil })
 	first.cancel()

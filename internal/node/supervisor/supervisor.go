@@ -25,7 +25,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
-	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
@@ -60,10 +59,8 @@ type nodeAgent interface {
 // the program takes, which is tested anyway, instead of a second way for every
 // key of the configuration.
 type supervisor struct {
-	node   string
-	self   handover.Identity
+	o      Options
 	client kubernetes.Interface
-	log    Log
 	// open and build make the parts of an agent.
 	open  func(config.NodeConfig) (vendors.Set, error)
 	build func(context.Context, config.NodeConfig, vendors.Set, prometheus.Registerer, agent.Handoff) (nodeAgent, error)
@@ -72,8 +69,6 @@ type supervisor struct {
 	servingLimit time.Duration
 
 	operator *operator
-	setup    func() *runtimesetup.Report // may be nil
-	limited  agent.LimitOptions
 	// quarantine outlives agents: another configuration repairs no device.
 	quarantine *quarantine.List
 
@@ -110,9 +105,10 @@ type running struct {
 	ended chan error
 }
 
-func newSupervisor(node string, self handover.Identity, client kubernetes.Interface, log Log) *supervisor {
+func newSupervisor(o Options) *supervisor {
+	client, node := o.Clients.Kubernetes, o.Node
 	s := &supervisor{
-		node: node, self: self, client: client, log: log,
+		o: o, client: client,
 		process:      metrics.Registry(metrics.Node, nil),
 		limits:       limit.New(limit.Config{}),
 		reloads:      metrics.NodeConfigReloads.NewCounters(),
@@ -135,7 +131,7 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		return agent.New(ctx, agent.Options{
 			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
 			Events:     s.events,
-			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c), Setup: s.setup, Limits: s.limited,
+			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c), Setup: s.o.Setup, Limits: s.o.Limits,
 			Discovered: func(vendor string, found backend.Found, err error) {
 				s.profiles.discovered(vendor, found, err, time.Now())
 			},
@@ -167,10 +163,10 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 	}
 	log := klog.FromContext(ctx)
 	c := first.Config
-	if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
+	if err := s.o.Log.set(c.LogFile, c.LogLevel); err != nil {
 		return err
 	}
-	log.Info("Starting", "version", version.Version, "commit", version.Commit, "node", s.node, "configuration", first.Files)
+	log.Info("Starting", "version", version.Version, "commit", version.Commit, "node", s.o.Node, "configuration", first.Files)
 	warn(ctx, append(first.Warnings, vendors.UnknownCauses(first.Config)...))
 
 	s.events.Start()
@@ -179,9 +175,9 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 	defer work.Wait()
 	operating, cancel := context.WithCancel(ctx)
 	defer cancel()
-	work.Go(func() { s.operator.run(operating, s.client, s.node) })
+	work.Go(func() { s.operator.run(operating, s.client, s.o.Node) })
 	for {
-		seat, err := handover.Open(c.StateDir, s.self)
+		seat, err := handover.Open(c.StateDir, s.o.Self)
 		if err != nil {
 			return err
 		}
@@ -292,10 +288,10 @@ func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan 
 
 // details is what /readyz says beside whether the node is ready.
 func (s *supervisor) details() string {
-	if s.setup == nil {
+	if s.o.Setup == nil {
 		return ""
 	}
-	return s.setup().String()
+	return s.o.Setup().String()
 }
 
 // update goes over to another configuration and returns what runs then: the
@@ -308,7 +304,7 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 	}
 	warn(ctx, append(u.Warnings, vendors.UnknownCauses(u.Config)...))
 	c := keep(ctx, now.config, u.Config)
-	if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
+	if err := s.o.Log.set(c.LogFile, c.LogLevel); err != nil {
 		log.Error(err, "Changing the log")
 	}
 	if u.Asked && reflect.DeepEqual(now.config, c) {
@@ -333,7 +329,7 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 		return next, nil
 	}
 	s.reject(ctx, refused)
-	if err := s.log.set(now.config.LogFile, now.config.LogLevel); err != nil {
+	if err := s.o.Log.set(now.config.LogFile, now.config.LogLevel); err != nil {
 		log.Error(err, "Changing the log")
 	}
 	return next, err
@@ -444,5 +440,5 @@ func (s *supervisor) reject(ctx context.Context, err error) {
 
 // tell records an event on the node.
 func (s *supervisor) tell(kind events.Kind, message string) {
-	s.events.Tell(events.OnNode(s.node), kind, message)
+	s.events.Tell(events.OnNode(s.o.Node), kind, message)
 }

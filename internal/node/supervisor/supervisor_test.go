@@ -28,8 +28,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/agent"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
-	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 )
 
@@ -212,7 +212,8 @@ func prepare(t *testing.T, keys string) *daemon {
 		t.Fatal(err)
 	}
 	d.write(keys)
-	d.s = newSupervisor("node-1", handover.Identity{}, d.client, Log{Output: logging.NewOutput(io.Discard), Level: new(slog.LevelVar)})
+	d.s = newSupervisor(Options{Node: "node-1", Clients: kube.Clients{Kubernetes: d.client},
+		Log: Log{Output: logging.NewOutput(io.Discard), Level: new(slog.LevelVar)}})
 	d.s.open = func(c config.NodeConfig) (vendors.Set, error) {
 		if c.CDIDir == "/cannot/open" {
 			return nil, errors.New("this cannot be opened")
@@ -452,7 +453,7 @@ func TestTheLogChangesWithoutANewAgent(t *testing.T) {
 	d.agent(0)
 	d.write("logLevel: debug\nlogFile: " + d.dir + "/x.log\n")
 	d.event("ConfigurationReloaded")
-	if got := d.s.log.Level.Level(); got != slog.LevelDebug {
+	if got := d.s.o.Log.Level.Level(); got != slog.LevelDebug {
 		t.Errorf("the level is %v", got)
 	}
 	if d.count() != 1 {

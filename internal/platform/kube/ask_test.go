@@ -131,7 +131,8 @@ func TestMistakesInAnnotations(t *testing.T) {
 			[]string{`annotation divvy.dev/placement-policy: "Spread" is not a placement policy; ` +
 				`use one of binpack, spread, fragmentation`}},
 		"no tier": {[]string{wire.IsolationAnnotation, "strong"},
-			[]string{`annotation divvy.dev/isolation: "strong" is not a tier of isolation; use one of none, cooperative, driver, hardware`}},
+			[]string{`annotation divvy.dev/isolation: "strong" is not a tier of isolation; ` +
+				`use one of none, cooperative, driver, hardware`}},
 		"an empty tier": {[]string{wire.IsolationAnnotation, ""},
 			[]string{`annotation divvy.dev/isolation: "" is not a tier of isolation; use one of none, cooperative, driver, hardware`}},
 		"several": {[]string{policy, "best", count, "x", use, " "}, []string{

@@ -76,6 +76,10 @@ var checks = []Check{
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkDevices,
 	},
 	{
+		Name: "limits", Group: groupNodes, Title: "containers have their memory limits where isolation driver is configured",
+		Needs: []Source{SourceNodes}, skip: withoutNode, run: checkLimits,
+	},
+	{
 		Name: "other-plugins", Group: groupNodes, Title: "no other device plugin serves the same devices",
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkOtherPlugins,
 	},

@@ -83,7 +83,8 @@ func isolated(w *world, required string, stated accel.Tier) {
 
 // A pod waits for capacity, and not for a tier, if a device has it.
 func TestIsolationThatANodeStates(t *testing.T) {
-	for required, stated := range map[string]accel.Tier{"cooperative": accel.TierDriver, "driver": accel.TierDriver, "none": accel.TierNone} {
+	stated := map[string]accel.Tier{"cooperative": accel.TierDriver, "driver": accel.TierDriver, "none": accel.TierNone}
+	for required, stated := range stated {
 		w := healthy(t)
 		isolated(w, required, stated)
 		for _, result := range Examine(w.Snapshot).Results {
@@ -821,6 +822,13 @@ func TestFaults(t *testing.T) {
 				waiting(p, "CreateContainerConfigError", `configmap "x" not found`)
 			},
 			Warning, "Pod team/train", `configmap "x" not found`, "kubectl describe pod train -n team", "",
+		},
+		"limits that are not proven": {
+			"limits", func(w *world) {
+				n := &w.Nodes[0]
+				n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: wire.IsolationCondition,
+					Status: corev1.ConditionTrue, Message: "the memory of devices is not limited for all that use it: GPU-0: driver 595"})
+			}, Warning, "Node node-a", "GPU-0: driver 595", "until it ends", "kubectl divvy inspect -o wide",
 		},
 		"no node states the tier": {
 			"isolation", func(w *world) { isolated(w, "driver", accel.TierCooperative) }, Warning, "Pod team/train",

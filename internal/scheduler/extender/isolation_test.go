@@ -62,8 +62,8 @@ func TestRequiredIsolation(t *testing.T) {
 		"a device of the tier that is too small": {tier: "driver", units: 20, failed: extenderv1.FailedNodesMap{
 			"plain": none, "mps": "isolation driver required, device states cooperative",
 			"mixed": "isolation driver required, devices state cooperative and none", "limits": noRoom},
-			event: "NeverFits: the pod requests 20 units of enflame.com/gcu-memory on one device; of the 4 candidate nodes that offer it, " +
-				"1 have no device of that size, 3 have no device that states isolation driver (cooperative on mps, mixed; none on plain)"},
+			event: "NeverFits: the pod requests 20 units of enflame.com/gcu-memory on one device; of the 4 candidate nodes that offer it" +
+				", 1 have no device of that size, 3 have no device that states isolation driver (cooperative on mps, mixed; none on plain)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var told []string
@@ -74,7 +74,8 @@ func TestRequiredIsolation(t *testing.T) {
 			w.states("mps", accel.TierCooperative)
 			w.states("limits", accel.TierDriver)
 			w.states("mixed", accel.TierNone, accel.TierCooperative)
-			got := w.filter(extenderv1.ExtenderArgs{Pod: isolatedPod(tt.tier, tt.units), NodeNames: &[]string{"plain", "mps", "limits", "mixed"}})
+			nodes := []string{"plain", "mps", "limits", "mixed"}
+			got := w.filter(extenderv1.ExtenderArgs{Pod: isolatedPod(tt.tier, tt.units), NodeNames: &nodes})
 			if diff := cmp.Diff(tt.fit, append([]string(nil), *got.NodeNames...)); diff != "" {
 				t.Errorf("nodes that fit (-want +got):\n%s", diff)
 			}

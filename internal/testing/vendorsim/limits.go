@@ -152,24 +152,23 @@ func (p *parser) controlGroupsKey(key, value string) error {
 	return p.unknownKey(key)
 }
 
-// limitsKey sets what a [driver] section says about limits.
-func (p *parser) limitsKey(key, value string) error {
-	d := p.driver
+// limitsKey sets what a [driver] section says about limits; known is false for another key.
+func (d *Driver) limitsKey(key, value string) (known bool, err error) {
 	switch key {
 	case "memacct":
 		d.MemoryAccounting = MemoryAccounting(value)
-		return checkMemoryAccounting(value)
+		return true, checkMemoryAccounting(value)
 	case "persistence":
 		d.Persistence = value == "on"
 		if !d.Persistence && value != "off" {
-			return fmt.Errorf("persistence = \"%s\" is not on or off", value)
+			return true, fmt.Errorf("persistence = \"%s\" is not on or off", value)
 		}
-		return nil
+		return true, nil
 	case "run":
 		d.Run = value
-		return checkPathSize(key, value)
+		return true, checkPathSize(key, value)
 	}
-	return p.unknownKey(key)
+	return false, nil
 }
 
 func (d Driver) checkLimits() []error {

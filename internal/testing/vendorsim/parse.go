@@ -392,7 +392,10 @@ func (p *parser) driverKey(key, value string) error {
 		d.CUDA = value
 		return checkVersion(key, value)
 	}
-	return p.limitsKey(key, value)
+	if known, err := d.limitsKey(key, value); known {
+		return err
+	}
+	return p.unknownKey(key)
 }
 
 func (p *parser) libraryKey(key, value string) (err error) {

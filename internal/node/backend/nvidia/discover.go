@@ -28,15 +28,15 @@ const idMarks = "-_."
 func (b *Backend) Discover(ctx context.Context) (backend.Found, error) {
 	return b.loader.Discover(ctx, func() (backend.Found, error) {
 		b.mu.Lock()
-		told := b.told
-		b.told = faults{}
+		told := b.reported.faults
+		b.reported.faults = faults{}
 		b.mu.Unlock()
 		l, err := libloader.List(ctx, b.loader, func(ctx context.Context, lib *library) (devicelist.Listing[*gpu], error) {
 			return b.list(ctx, lib, told)
 		})
 		if err != nil {
 			b.mu.Lock()
-			b.told = told.and(b.told) // nobody has heard of them
+			b.reported.faults = told.and(b.reported.faults) // nobody has heard of them
 			b.mu.Unlock()
 			return backend.Found{}, err
 		}
@@ -295,12 +295,12 @@ func (b *Backend) record(ctx context.Context, l devicelist.Listing[*gpu], told f
 		if !listed[on.device] || unheardByMIG(l.Devices, on) {
 			// A GPU often has an error and is lost at once. It is told of when
 			// the GPU is back, for those whom the error keeps from trusting it.
-			b.told = b.told.add(on, h...)
+			b.reported.faults = b.reported.faults.add(on, h...)
 		}
 	}
 	b.places = placesOf(&l, b.places)
 	places := b.places
-	b.problem = l.Problem
+	b.reported.problem = l.Problem
 	b.mu.Unlock()
 	found := devicelist.Record(b.table, l)
 	blame(b.options, b.table, &found, told, places)

@@ -140,9 +140,9 @@ func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if known {
-		b.told = b.told.add(subject{id, instance{e.GpuInstanceId, e.ComputeInstanceId}}, h)
+		b.reported.faults = b.reported.faults.add(subject{id, instance{e.GpuInstanceId, e.ComputeInstanceId}}, h)
 	} else {
-		b.told = b.told.addAll(h)
+		b.reported.faults = b.reported.faults.addAll(h)
 	}
 }
 

@@ -25,7 +25,7 @@ func TestEventOfAnUnknownGPUMarksAll(t *testing.T) {
 	}
 	b.note(t.Context(), xid(13))
 	b.note(t.Context(), nvml.EventData{EventType: nvml.EventTypeClock})
-	if h := b.told.ofGPU("GPU-a", false); len(h) > 0 {
+	if h := b.reported.faults.ofGPU("GPU-a", false); len(h) > 0 {
 		t.Errorf("after what does not count, health is %+v", h)
 	}
 	b.note(t.Context(), xid(79))
@@ -36,7 +36,7 @@ func TestEventOfAnUnknownGPUMarksAll(t *testing.T) {
 		{Unhealthy: true, Cause: "xid-94", Reason: "critical error XID 94 of a GPU that the library does not identify"},
 	}
 	for _, id := range []accel.DeviceID{"GPU-a", "GPU-b"} {
-		if diff := cmp.Diff(want, b.told.ofGPU(id, false)); diff != "" {
+		if diff := cmp.Diff(want, b.reported.faults.ofGPU(id, false)); diff != "" {
 			t.Errorf("health of %s (-want +got):\n%s", id, diff)
 		}
 	}

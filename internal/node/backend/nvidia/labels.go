@@ -75,7 +75,7 @@ func (b *Backend) Labels(sharing backend.Sharing) map[string]string {
 		return nil
 	}
 	b.mu.Lock()
-	known, invalid := maps.Clone(b.traits), b.problem != nil
+	known, invalid := maps.Clone(b.traits), b.reported.problem != nil
 	b.mu.Unlock()
 	model := backend.MostFrequent(gpus)
 	// GPUs in MIG mode are not given out by this name, unless there are others.

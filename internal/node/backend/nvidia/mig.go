@@ -227,7 +227,7 @@ func addMIG(b *Backend, l *devicelist.Listing[*gpu], told faults) {
 		minors = parseCapabilities(readProc(b.options, capabilitiesFile))
 	}
 	b.mu.Lock()
-	before := b.problem
+	before := b.reported.problem
 	b.mu.Unlock()
 	if l.Problem = uniform(strategy, l.Devices); l.Problem == nil && len(l.Faults)+len(l.Unasked) > 0 {
 		l.Problem = before // a GPU that cannot be described now may be the one that differs

@@ -162,14 +162,14 @@ func TestEventsOfInstances(t *testing.T) {
 		{"GPU-0", instance{1, 0}, "xid-79 xid-94"}, {"GPU-0", instance{1, 1}, "xid-79"}, {"GPU-0", instance{2, 3}, "xid-79 xid-95"},
 		{"GPU-0", instance{0, 0}, "xid-79 xid-92"}, {"GPU-1", instance{1, 0}, ""},
 	} {
-		if got := causesOf(b.told.ofMIG(tt.gpu, &migDevice{id: "MIG-x", instance: tt.of})); got != tt.want {
+		if got := causesOf(b.reported.faults.ofMIG(tt.gpu, &migDevice{id: "MIG-x", instance: tt.of})); got != tt.want {
 			t.Errorf("instance %v of %s has %q, want %q", tt.of, tt.gpu, got, tt.want)
 		}
 	}
-	if got := causesOf(b.told.ofGPU("GPU-0", true)); got != "xid-79" {
+	if got := causesOf(b.reported.faults.ofGPU("GPU-0", true)); got != "xid-79" {
 		t.Errorf("the GPU has %q", got)
 	}
-	if got := causesOf(b.told.ofGPU("GPU-0", false)); got != "xid-79 xid-95 xid-94 xid-92" {
+	if got := causesOf(b.reported.faults.ofGPU("GPU-0", false)); got != "xid-79 xid-95 xid-94 xid-92" {
 		t.Errorf("a GPU that is not cut has %q", got)
 	}
 }

@@ -88,12 +88,14 @@ type Backend struct {
 	// traits are those of each GPU that was ever listed.
 	traits map[accel.DeviceID]traits
 	// places are those of the MIG devices that were listed last.
-	places map[accel.DeviceID]migPlace
-	// problem is that of the last listing.
-	problem error
-	// told are the faults that events told of and no discovery did: since the
-	// last one, and of GPUs that it could not list.
-	told    faults
+	places   map[accel.DeviceID]migPlace
+	reported struct {
+		// problem is that of the last listing.
+		problem error
+		// faults are those that events told of and no discovery did: since the
+		// last one, and of GPUs that it could not list.
+		faults faults
+	}
 	unheard unheard
 	// born counts how often the library was initialised.
 	born uint64
