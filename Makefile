@@ -111,6 +111,10 @@ faults: root ## Break cards of three vendors and the daemon's folders under runn
 demo-mig: root ## Offer NVIDIA GPUs whole and cut into MIG devices, cut them otherwise, and break one.
 	@cd lab && go run ./cmd/demo mig
 
+.PHONY: demo-limits
+demo-limits: root ## Limit the memory of pods in the driver, break the limit, and evict a pod that uses too much.
+	@cd lab && go run ./cmd/demo limits
+
 .PHONY: demo-pool
 demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
 	@cd lab && go run ./cmd/demo pool

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,19 +17,12 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
-	"github.com/divvy-gpu/divvy/internal/node/limits/install"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/limitshost"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
-
-// twoPasses is how long a limit may be missing: two passes of the daemon.
-const twoPasses = 30 * time.Second
-
-// full is what a container prints that allocates 3 GiB and 1 MiB of 3 GiB.
-var full = []string{"allocated 3072 MiB, 3072 MiB in all", "rejected 1 MiB, 3072 MiB in all: out of memory, code 2"}
 
 // TestMemoryLimits: four pods on one GPU have their memory and no more, whatever they try.
 func TestMemoryLimits(t *testing.T) {
@@ -54,12 +45,12 @@ func TestMemoryLimits(t *testing.T) {
 	start(t, greedy, allocating("half", 3, "--mib", "2000", "--hold"), allocating("last", 3, "--mib", "3072", "--hold"))
 	for name, want := range map[string][]string{
 		"first":  {"allocated 3072 MiB, 3072 MiB in all"},
-		"greedy": full,
+		"greedy": demos.Full,
 		"half":   {"allocated 2000 MiB, 2000 MiB in all"},
 		"last":   {"allocated 3072 MiB, 3072 MiB in all"},
 	} {
 		printed(t, name, want...)
-		limitIs(t, gpu, name, 3<<30)
+		must(t, limitshost.Limited(ctx, gpu, groupOf(t, name), 3<<30))
 	}
 	// A second process of a container gets the rest.
 	text, err := lab.Pods.Exec(ctx, "half", "app", limitshost.Allocator("--mib", "1072", "--mib", "1")...)
@@ -69,7 +60,13 @@ func TestMemoryLimits(t *testing.T) {
 
 	stated(t, accel.TierDriver, accel.TierDriver)
 	condition(t, wire.IsolationCondition, corev1.ConditionFalse, "")
-	must(t, labelled(ctx, "driver"))
+	must(t, poll.Until(ctx, podTimeout, "the label of the tier", func(ctx context.Context) error {
+		node, err := lab.Node.Get(ctx)
+		if err == nil && node.Labels["divvy.dev/nvidia.isolation"] != "driver" {
+			err = fmt.Errorf("labels are %v", node.Labels)
+		}
+		return err
+	}))
 	table, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "--resource", string(demos.GPUMemory), "--output", "wide", layout.NodeName)
 	must(t, err)
 	t.Log(table)
@@ -82,8 +79,8 @@ func TestMemoryLimits(t *testing.T) {
 	// An administrator removes a limit by hand.
 	group := groupOf(t, "first")
 	must(t, limitshost.RemoveLimit(ctx, gpu, group))
-	must(t, poll.Until(ctx, twoPasses, "the limit to be back", func(ctx context.Context) error {
-		return hasLimit(ctx, gpu, group, 3<<30)
+	must(t, poll.Until(ctx, demos.TwoPasses, "the limit to be back", func(ctx context.Context) error {
+		return limitshost.Limited(ctx, gpu, group, 3<<30)
 	}))
 	pod, err := lab.Pods.API.Get(ctx, "first", metav1.GetOptions{})
 	must(t, err)
@@ -111,14 +108,15 @@ func withoutHook(t *testing.T, ctx context.Context) {
 			t.Errorf("the container runs without a limit (%v)", err)
 		}
 	}
-	hook := hookFile(t)
-	restore := replaceHook(t, hook, "#!/bin/sh\necho no limits today >&2\nexit 1\n")
+	restore := replaceHook(t, "#!/bin/sh\necho no limits today >&2\nexit 1\n")
 	refused("failing", "no limits today", func() {})
 	restore()
+	hook, err := limitshost.Hook()
+	must(t, err)
 	refused("missing", "no such file or directory", func() { must(t, os.RemoveAll(hook)) })
 	// The daemon installs it again, and kubelet tries again.
 	running(t, "failing", "missing")
-	printed(t, "missing", full...)
+	printed(t, "missing", demos.Full...)
 	must(t, lab.Pods.Delete(ctx, "failing", "missing"))
 }
 
@@ -135,7 +133,11 @@ func TestMemoryLimitsStay(t *testing.T) {
 	restarted := time.Now()
 	must(t, lab.Divvy.DeletePods(ctx, testenv.NodeDaemon))
 	must(t, poll.Until(ctx, podTimeout, "the restarted daemon to attest", func(ctx context.Context) error {
-		for _, one := range isolations(t) {
+		all, err := lab.Node.Isolations(ctx, demos.GPUMemory)
+		if err != nil {
+			return err
+		}
+		for _, one := range all {
 			if one.Memory != accel.TierDriver || one.Attested.Before(restarted) {
 				return fmt.Errorf("tier %q of %v is stated", one.Memory, one.Attested)
 			}
@@ -152,12 +154,12 @@ func TestMemoryLimitsStay(t *testing.T) {
 		}
 		return nil
 	}))
-	printed(t, "again", full...)
-	limitIs(t, gpu, "again", 3<<30)
+	printed(t, "again", demos.Full...)
+	must(t, limitshost.Limited(ctx, gpu, groupOf(t, "again"), 3<<30))
 
 	// With a hook that does nothing, memory goes through that the limit rejects, and the next
 	// pass finds it.
-	restore := replaceHook(t, hookFile(t), "#!/bin/sh\n")
+	restore := replaceHook(t, "#!/bin/sh\n")
 	start(t, allocating("breach", 2, "--mib", "3000", "--hold"))
 	printed(t, "breach", "allocated 3000 MiB, 3000 MiB in all")
 	condition(t, wire.IsolationCondition, corev1.ConditionTrue, "/breach/app")
@@ -202,16 +204,10 @@ func allocating(name string, units int64, args ...string) *corev1.Pod {
 	return limitshost.Allocate(asking(name, demos.GPUMemory, units), args...)
 }
 
-// printed waits until a pod has printed these lines and no others.
+// printed waits until a pod has printed these lines, and no others.
 func printed(t *testing.T, name string, lines ...string) {
 	t.Helper()
-	must(t, poll.Until(t.Context(), podTimeout, "output of pod "+name, func(ctx context.Context) error {
-		text, err := lab.Pods.Logs(ctx, name, "app")
-		if err == nil && text != strings.Join(lines, "\n") {
-			err = fmt.Errorf("it is %q, want %q", text, lines)
-		}
-		return err
-	}))
+	must(t, lab.Pods.WaitPrinted(t.Context(), podTimeout, name, "app", lines...))
 }
 
 // groupOf returns the control group of a pod's container.
@@ -219,80 +215,21 @@ func groupOf(t *testing.T, name string) string {
 	t.Helper()
 	pod, err := lab.Pods.API.Get(t.Context(), name, metav1.GetOptions{})
 	must(t, err)
-	group, err := limitshost.Group(pod.Status.ContainerStatuses[0].ContainerID)
+	group, err := limitshost.Group(pod)
 	must(t, err)
 	return group
-}
-
-func limitIs(t *testing.T, gpu accel.DeviceID, name string, want uint64) {
-	t.Helper()
-	if err := hasLimit(t.Context(), gpu, groupOf(t, name), want); err != nil {
-		t.Errorf("pod %s: %v", name, err)
-	}
-}
-
-func hasLimit(ctx context.Context, gpu accel.DeviceID, group string, want uint64) error {
-	bytes, limited, err := limitshost.Limit(ctx, gpu, group)
-	if err == nil && (!limited || bytes != want) {
-		err = fmt.Errorf("its limit is %d bytes (%t), want %d", bytes, limited, want)
-	}
-	return err
-}
-
-// isolations are what the node states of its GPUs.
-func isolations(t *testing.T) []accel.Isolation {
-	t.Helper()
-	shares, err := lab.Node.Published(t.Context(), demos.GPUMemory)
-	must(t, err)
-	var found []accel.Isolation
-	for _, s := range shares {
-		found = append(found, s.Isolation)
-	}
-	return found
 }
 
 // stated waits until the node states these tiers of its GPUs' memory.
 func stated(t *testing.T, want ...accel.Tier) {
 	t.Helper()
-	must(t, poll.Until(t.Context(), podTimeout, fmt.Sprintf("tiers %v to be stated", want), func(context.Context) error {
-		var got []accel.Tier
-		for _, one := range isolations(t) {
-			got = append(got, one.Memory)
-		}
-		if !slices.Equal(got, want) {
-			return fmt.Errorf("they are %v", got)
-		}
-		return nil
-	}))
+	must(t, lab.Node.WaitTiers(t.Context(), podTimeout, demos.GPUMemory, want...))
 }
 
-// labelled waits for the node's label of the tier.
-func labelled(ctx context.Context, want string) error {
-	return poll.Until(ctx, podTimeout, "the label of the tier", func(ctx context.Context) error {
-		node, err := lab.Node.Get(ctx)
-		if err == nil && node.Labels["divvy.dev/nvidia.isolation"] != want {
-			err = fmt.Errorf("labels are %v", node.Labels)
-		}
-		return err
-	})
-}
-
-// hookFile is the program that the daemon has installed.
-func hookFile(t *testing.T) string {
+// replaceHook puts a script in the place of the hook; restore puts the hook back.
+func replaceHook(t *testing.T, script string) (restore func()) {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(install.DefaultDir, "divvy-hook-*"))
+	back, err := limitshost.ReplaceHook(script)
 	must(t, err)
-	if len(found) != 1 {
-		t.Fatalf("hooks on the host: %q, want one", found)
-	}
-	return found[0]
-}
-
-// replaceHook puts a script in the place of the hook; restore puts it back.
-func replaceHook(t *testing.T, hook, script string) (restore func()) {
-	t.Helper()
-	kept, replacement := hook+".kept", hook+".script"
-	must(t, os.WriteFile(replacement, []byte(script), 0o755))
-	must(t, errors.Join(os.Rename(hook, kept), os.Rename(replacement, hook)))
-	return func() { must(t, os.Rename(kept, hook)) }
+	return func() { must(t, back()) }
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/memlimit"
+	"github.com/divvy-gpu/divvy/internal/node/limits/install"
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/host"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
@@ -46,12 +47,15 @@ const Argument = "--cgroup-root=" + layout.CgroupRoot
 // version 2 is made beside.
 var ErrUnified = errors.New("the lab shows limits only on nodes with control groups of both versions")
 
-// SetUp makes such a node, until TearDown. It returns the topology whose driver has the limits,
+// SetUp makes such a node anew, until TearDown. It returns the topology whose driver has the limits,
 // for the caller to put into force.
 func SetUp(ctx context.Context, topology vendorsim.Topology) (vendorsim.Topology, error) {
 	var system unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/cgroup", &system); err != nil || system.Type == unix.CGROUP2_SUPER_MAGIC {
 		return topology, errors.Join(ErrUnified, err)
+	}
+	if err := TearDown(ctx); err != nil {
+		return topology, err
 	}
 	topology = topology.Clone()
 	driver := topology.DriverOf(vendorsim.NVIDIA)
@@ -122,30 +126,29 @@ func Allocator(args ...string) []string {
 	return append([]string{"alloc", "--library", library}, args...)
 }
 
-// Group returns the folder of the control group of a container, whose id is that of a pod's
-// status, containerd://....
-func Group(id string) (string, error) {
-	_, id, _ = strings.Cut(id, "://")
-	for _, class := range []string{"", "burstable", "besteffort"} {
-		found, err := filepath.Glob(filepath.Join(layout.CgroupRoot, "kubepods", class, "pod*", id))
-		if err != nil || len(found) == 1 {
-			return strings.Join(found, ""), err
+// Group returns the folder of the control group of a pod's first container, which runs.
+func Group(pod *corev1.Pod) (string, error) {
+	for _, status := range pod.Status.ContainerStatuses[:min(1, len(pod.Status.ContainerStatuses))] {
+		_, id, _ := strings.Cut(status.ContainerID, "://")
+		for _, class := range []string{"", "burstable", "besteffort"} {
+			dir := filepath.Join(layout.CgroupRoot, "kubepods", class, "pod"+string(pod.UID), id)
+			if _, err := os.Stat(dir); err == nil && id != "" {
+				return dir, nil
+			}
 		}
 	}
-	return "", fmt.Errorf("container %q has no control group of version 2", id)
+	return "", fmt.Errorf("the container of pod %s has no control group of version 2", pod.Name)
 }
 
-// Limit returns the limit of a group in the driver, in bytes, and false if it has none.
-func Limit(ctx context.Context, gpu accel.DeviceID, group string) (bytes uint64, limited bool, err error) {
-	err = use(func(driver *memlimit.Library) error {
+// Limited returns nil if the driver limits a group to so many bytes of a GPU.
+func Limited(ctx context.Context, gpu accel.DeviceID, group string, bytes uint64) error {
+	return use(func(driver *memlimit.Library) error {
 		limit, err := driver.Limit(ctx, gpu, group)
-		bytes, limited = limit.Bytes, err == nil
-		if errors.Is(err, backend.ErrNoLimit) {
-			err = nil
+		if err == nil && limit.Bytes != bytes {
+			err = fmt.Errorf("the limit of %s is %d bytes, want %d", group, limit.Bytes, bytes)
 		}
 		return err
 	})
-	return bytes, limited, err
 }
 
 // RemoveLimit removes the limit of a group from the driver, as nvidia-smi does for an
@@ -160,4 +163,24 @@ func use(do func(*memlimit.Library) error) error {
 		return err
 	}
 	return errors.Join(do(driver), driver.Close())
+}
+
+// Hook returns the program that divvy-node has installed.
+func Hook() (string, error) {
+	found, err := filepath.Glob(filepath.Join(install.DefaultDir, "divvy-hook-*"))
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("hooks on the host: %q, want one", found)
+	}
+	return strings.Join(found, " "), err
+}
+
+// ReplaceHook puts a script in the place of the hook; restore puts the hook back.
+func ReplaceHook(script string) (restore func() error, err error) {
+	hook, err := Hook()
+	if err != nil {
+		return nil, err
+	}
+	kept, replacement := hook+".kept", hook+".script"
+	return func() error { return os.Rename(kept, hook) },
+		errors.Join(os.WriteFile(replacement, []byte(script), 0o755), os.Rename(hook, kept), os.Rename(replacement, hook))
 }
