@@ -51,7 +51,8 @@ func Run(ctx context.Context, args []string, s Streams) error {
 func flags(name string) (set *flag.FlagSet, driverRoot *string) {
 	set = flag.NewFlagSet(name, flag.ContinueOnError)
 	set.SetOutput(io.Discard) // mistakes are in the error
-	return set, set.String("driver-root", "/", "folder of the driver's installation")
+	driverRoot = set.String("driver-root", "/", "folder of the driver's installation")
+	return set, driverRoot
 }
 
 func parse(set *flag.FlagSet, args []string) error {
@@ -73,7 +74,7 @@ func limit(ctx context.Context, args []string, s Streams) (err error) {
 	set, driverRoot := flags("limit")
 	device := set.String("device", "", "UUID of the GPU")
 	mib := set.Uint64("hard-mib", 0, "limit in MiB")
-	clear := set.Bool("max", false, "clear the limit instead; failures are only printed")
+	clears := set.Bool("max", false, "clear the limit instead; failures are only printed")
 	h := limits.Hook{Now: time.Now}
 	set.StringVar(&h.ProcRoot, "proc-root", "/proc", "folder of the kernel's processes")
 	set.StringVar(&h.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "folder of the control groups")
@@ -84,14 +85,14 @@ func limit(ctx context.Context, args []string, s Streams) (err error) {
 	switch {
 	case *device == "":
 		return errors.New("--device is missing")
-	case *clear == (*mib != 0):
+	case *clears == (*mib != 0):
 		return errors.New("give either --hard-mib, of 1 or more, or --max")
 	case *mib > math.MaxUint64/limits.MiB:
 		return fmt.Errorf("--hard-mib=%d is too large", *mib)
 	}
 	h.Device, h.Bytes = accel.DeviceID(*device), *mib*limits.MiB
 	err = h.Run(ctx, s.In, func() (limits.Driver, error) { return open(*driverRoot) })
-	if err != nil && *clear {
+	if err != nil && *clears {
 		fmt.Fprintln(s.Err, "divvy-hook:", oneLine(err))
 		return nil
 	}

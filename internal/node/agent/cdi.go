@@ -216,7 +216,8 @@ func (w *cdiWriter) path(kind string) string { return filepath.Join(w.dir, cdiFi
 func (w *cdiWriter) ensure(kind string) error {
 	file := w.onDisk(kind)
 	all := cdiDevices{}
-	if w.silent() {
+	if w.silent() || kind == limitKind {
+		// A container whose resource has no limits any more has the limit of its start when it starts again.
 		maps.Copy(all, file.devices)
 	}
 	for _, kinds := range w.wanted {

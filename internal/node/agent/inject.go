@@ -46,6 +46,13 @@ func (in injector) cdi() bool {
 	return in.uses(config.InjectCDI) || in.uses(config.InjectCDIAnnotations)
 }
 
+// onlyCDI reports whether containers get devices by CDI or not at all.
+func (in injector) onlyCDI() bool {
+	return !slices.ContainsFunc(in.ways, func(way config.Injection) bool {
+		return way != config.InjectCDI && way != config.InjectCDIAnnotations
+	})
+}
+
 // check returns why the vendor's devices cannot be reached in the configured
 // ways, given the edits of any of them.
 func (in injector) check(vendor string, e backend.Edits) error {

@@ -14,13 +14,13 @@ import (
 )
 
 // renewAfter is how old the attestation that a node has published may become before a newer one
-// is written. With the time between two attestations and a turn of the loop it stays below
+// is written: the second pass does, and leaves one more to be late until
 // accel.MaxAttestationAge.
-const renewAfter = 30 * time.Second
+const renewAfter = 20 * time.Second
 
 // steady keeps the times of attestations that were published less than renewAfter before those
-// of the inventory, if nothing else of the isolation has changed: each attestation would be a
-// write of the node otherwise. before returns what was published.
+// of the inventory, if nothing of the isolation of any device has changed: each attestation would be
+// a write of the node otherwise. before returns what was published.
 func steady(in *accel.Inventory, before func() (accel.Inventory, bool)) {
 	if !slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return !s.Isolation.Attested.IsZero() }) {
 		return
@@ -29,20 +29,22 @@ func steady(in *accel.Inventory, before func() (accel.Inventory, bool)) {
 	if !ok {
 		return
 	}
-	in.Shares = slices.Clone(in.Shares)
-	for i := range in.Shares {
-		now := &in.Shares[i].Isolation
-		at := slices.IndexFunc(published.Shares, func(s accel.Share) bool { return s.ID == in.Shares[i].ID })
-		if now.Attested.IsZero() || at < 0 {
-			continue
+	kept := slices.Clone(in.Shares)
+	for i := range kept {
+		now := &kept[i].Isolation
+		at := slices.IndexFunc(published.Shares, func(s accel.Share) bool { return s.ID == kept[i].ID })
+		if at < 0 {
+			return
 		}
 		before := published.Shares[at].Isolation
 		same := *now
 		same.Attested = before.Attested
-		if age := now.Attested.Sub(before.Attested); same == before && age >= 0 && age < renewAfter {
-			*now = before
+		if age := now.Attested.Sub(before.Attested); same != before || age < 0 || age >= renewAfter {
+			return // one write renews all
 		}
+		*now = before
 	}
+	in.Shares = kept
 }
 
 // permit returns why the pod of an allocation must not get it: its devices do not have the tier
@@ -51,11 +53,15 @@ func steady(in *accel.Inventory, before func() (accel.Inventory, bool)) {
 // asked, and without an answer the allocation is rejected.
 //
 // A pod that neither the watch nor the API server shows gets it: such is a static pod before
-// its mirror, which only an administrator of the node can have made.
-func (p *pool) permit(ctx context.Context, a alloc.Allocation) error {
+// its mirror, which only an administrator of the node can have made. limited is true if the
+// container gets a limit of each device.
+func (p *pool) permit(ctx context.Context, a alloc.Allocation, limited bool) error {
 	_, done := p.records.owner.use()
 	device, stated := a.Isolation(time.Now())
 	done()
+	if stated.Memory == accel.TierDriver && !limited {
+		stated.Memory = accel.TierNone // what was attested does not hold for this container
+	}
 	if stated.Memory == accel.TierHardware {
 		return nil // no other container is on the device
 	}
@@ -71,14 +77,22 @@ func (p *pool) permit(ctx context.Context, a alloc.Allocation) error {
 		behind = p.behind(a, pods, false)
 	}
 	err := p.rejects(behind, device, stated)
-	if err == nil || p.records.ask(ctx, alloc.RecordedBefore) != nil {
+	if err == nil {
+		return nil
+	}
+	if p.records.ask(ctx, alloc.RecordedBefore) != nil {
 		return err
 	}
-	return p.rejects(p.behind(a, pods, true), device, stated)
+	behind = p.behind(a, pods, true)
+	if err = p.rejects(behind, device, stated); err != nil && len(behind) == 1 {
+		p.records.reject(behind[0])
+	}
+	return err
 }
 
 // behind returns which of the pods an allocation may be for; listed is as in Engine.Behind.
 func (p *pool) behind(a alloc.Allocation, pods []*corev1.Pod, listed bool) []*corev1.Pod {
+	pods = p.records.asking(pods)
 	values := p.records.values(pods)
 	_, done := p.records.owner.use()
 	defer done()

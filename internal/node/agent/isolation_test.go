@@ -14,6 +14,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/podresources"
 )
 
@@ -24,6 +25,9 @@ func requiring(p *corev1.Pod, tier string) *corev1.Pod {
 
 // attest states a tier of a device, attested so long ago.
 func (w *world) attest(device accel.DeviceID, tier accel.Tier, age time.Duration) {
+	w.limit = func(ids []accel.DeviceID, _ uint64) ([]backend.CDIDevice, error) {
+		return make([]backend.CDIDevice, len(ids)), nil // limits are given
+	}
 	e, done := w.records.owner.use()
 	defer done()
 	e.Attest(w.ID, map[accel.DeviceID]accel.Isolation{device: {Memory: tier, Backend: "dmem", Attested: time.Now().Add(-age)}})
@@ -275,5 +279,35 @@ func TestSharedTiers(t *testing.T) {
 	all = offerings{{vendor: "v", configured: true, parts: []*pool{starting.pool}}}
 	if got := sharedTiers(all, "v", time.Now(), before); len(got) != 1 || got[0] != accel.TierDriver {
 		t.Errorf("after a restart the tiers are %v, want those that were published", got)
+	}
+}
+
+// A tier that was attested does not hold for a container that gets no limit.
+func TestContainerWithoutALimit(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	w.attest("a", accel.TierDriver, 0)
+	w.limit = func([]accel.DeviceID, uint64) ([]backend.CDIDevice, error) { return nil, nil }
+	p := requiring(newPod("p", 4), "driver")
+	w.see(p)
+	if _, err := w.admit(p); err == nil || !strings.Contains(err.Error(), "device a states none") {
+		t.Errorf("the container without a limit got its device: %v", err)
+	}
+}
+
+// Kubelet asks no more for a pod that was rejected, and lists it until it is shown as failed:
+// the next pod of its size must not be taken for it.
+func TestRejectedPodHoldsUpNoOther(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	wrong, plain := requiring(newPod("bad", 4), "no tier"), newPod("plain", 4)
+	w.see(wrong, plain)
+	if _, err := w.admit(wrong); err == nil {
+		t.Fatal("a pod whose annotation is not valid got a device")
+	}
+	w.admitted = append(w.admitted, wrong)
+	w.api, w.cached = append(w.api, wrong), append(w.cached, wrong)
+	if _, err := w.admit(plain); err != nil {
+		t.Errorf("the pod after it was rejected: %v", err)
 	}
 }

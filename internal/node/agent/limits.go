@@ -46,6 +46,8 @@ const (
 	// maxLimitNames is how many such devices are described beforehand. With more of them,
 	// each is described when a container gets it.
 	maxLimitNames = 2000
+	// awaitLimits is how long a discovery waits until it is known whether containers can be limited.
+	awaitLimits = 4 * time.Second
 	// hookTimeout is how long a container runtime waits for the hook, in seconds.
 	hookTimeout = 10
 )
@@ -75,8 +77,8 @@ type limitDesk struct {
 	// backend is the controller of control groups that has the limits.
 	backend string
 	status  map[accel.DeviceID]limits.Status
-	// passed is true after the first pass.
-	passed bool
+	// passed is when the last pass ended, the zero time before the first one.
+	passed time.Time
 }
 
 func newLimitDesk(o LimitOptions, c config.NodeConfig) *limitDesk {
@@ -95,10 +97,12 @@ func newLimitDesk(o LimitOptions, c config.NodeConfig) *limitDesk {
 // from being attested for as long as it runs.
 func (d *limitDesk) await(ctx context.Context, vendor string, found backend.Found) {
 	d.mu.Lock()
-	_, known := d.hooks[vendor]
+	hook := d.hooks[vendor]
 	d.mu.Unlock()
-	if d.prepare != nil && !known {
-		_ = d.prepare(ctx, vendor, found) // the next pass reports it
+	if d.prepare != nil && hook == "" {
+		bounded, cancel := context.WithTimeout(ctx, awaitLimits)
+		defer cancel()
+		_ = d.prepare(bounded, vendor, found) // the next pass reports it
 	}
 }
 
@@ -113,17 +117,42 @@ func (d *limitDesk) offer(vendor, hook, controller string) bool {
 }
 
 // set takes in a pass.
-func (d *limitDesk) set(status map[accel.DeviceID]limits.Status) {
+func (d *limitDesk) set(status map[accel.DeviceID]limits.Status, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.status, d.passed = status, true
+	d.status, d.passed = status, now
+}
+
+// carry makes the engine state what the node has published of a pool until the first pass, or
+// each start of the daemon would take the tier from all devices. What was published too long
+// ago counts for nothing.
+func (d *limitDesk) carry(p *pool, published func(accel.Resource) (accel.Inventory, bool)) {
+	d.mu.Lock()
+	passed := !d.passed.IsZero()
+	d.mu.Unlock()
+	if !d.resources[p.Resource] || p.Kind != alloc.Memory || passed {
+		return
+	}
+	before, ok := published(p.Resource)
+	if !ok {
+		return
+	}
+	stated := map[accel.DeviceID]accel.Isolation{}
+	for _, s := range before.Shares {
+		if s.Isolation.Memory == accel.TierDriver {
+			stated[s.ID] = s.Isolation
+		}
+	}
+	e, done := p.records.owner.use()
+	defer done()
+	e.Attest(p.ID, stated)
 }
 
 // end says that there are no more passes, so that nothing is proven.
 func (d *limitDesk) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.status, d.passed = nil, false
+	d.status, d.passed = nil, time.Time{}
 }
 
 // isolation returns what the node states of the memory of a device whose resource has limits,
@@ -138,7 +167,7 @@ func (d *limitDesk) isolation(id accel.DeviceID) (accel.Isolation, error) {
 	case len(s.Losses) > 0:
 		return accel.Isolation{}, errors.New(s.Losses[0].Reason)
 	case s.Attested.IsZero():
-		return accel.Isolation{}, errors.New("the limits of the device's memory were examined only once so far")
+		return accel.Isolation{}, errors.New("the limits of the device's memory held in one pass only so far")
 	}
 	return accel.Isolation{Memory: accel.TierDriver, Backend: d.backend, Attested: s.Attested.UTC().Truncate(time.Second)}, nil
 }
@@ -246,6 +275,17 @@ func (w *cdiWriter) specifyLimits(p *pool, devices []accel.Device, mine cdiKinds
 			}
 		}
 	}
+	// The folder is empty after the host has started again, and kubelet gives containers the names
+	// that they had.
+	held := see(p, func(e *alloc.Engine, id alloc.ID) []alloc.ContainerShare { return e.Containers(id, nil) })
+	for _, c := range held {
+		if _, ok := all[c.Chip]; !ok {
+			continue
+		}
+		if one, ok := w.limits.device(p.config.Vendor, c.Chip, limitMiB(c.Bytes)); ok {
+			mine.put(limitKind, one)
+		}
+	}
 }
 
 // limitOf is the device that a CDI device of limitKind is about.
@@ -318,14 +358,18 @@ func (d *limitDesk) publish(ctx context.Context, p *publisher, now time.Time) er
 	d.mu.Lock()
 	passed, status := d.passed, d.status
 	d.mu.Unlock()
-	if !passed {
+	if passed.IsZero() {
 		return nil // the condition is as an earlier run left it
 	}
-	return p.publishCondition(ctx, node, wire.IsolationCondition, isolationCondition(status), now)
+	return p.publishCondition(ctx, node, wire.IsolationCondition, isolationCondition(status, now.Sub(passed)), now)
 }
 
-// isolationCondition returns the condition without its type and times.
-func isolationCondition(status map[accel.DeviceID]limits.Status) *corev1.NodeCondition {
+// isolationCondition returns the condition without its type and times. age is that of the pass.
+func isolationCondition(status map[accel.DeviceID]limits.Status, age time.Duration) *corev1.NodeCondition {
+	if age > accel.MaxAttestationAge {
+		return &corev1.NodeCondition{Status: corev1.ConditionTrue, Reason: reasonIsolationLost,
+			Message: "the limits of the devices' memory could not be examined for more than " + accel.MaxAttestationAge.String()}
+	}
 	var lost []string
 	for _, id := range slices.Sorted(maps.Keys(status)) {
 		if losses := status[id].Losses; len(losses) > 0 {

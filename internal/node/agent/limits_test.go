@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -182,7 +185,7 @@ func (m *limiting) wantTier(what string, passes int, tier accel.Tier, why string
 
 func TestLimitedContainer(t *testing.T) {
 	m := newLimiting(t, "1")
-	m.wantTier("the first pass", 1, accel.TierNone, "only once")
+	m.wantTier("the first pass", 1, accel.TierDriver, "nil")
 	dir := m.starts(true)
 	m.wantTier("a container with its limit", 1, accel.TierDriver, "nil")
 	if i, _ := m.desk.isolation("a"); i.Backend != "dmem" || !i.Attested.Equal(m.clock) {
@@ -205,7 +208,7 @@ func TestLimitedContainer(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	m.wantTier("a container that has ended", 1, accel.TierNone, "only once")
+	m.wantTier("a container that has ended", 1, accel.TierNone, "one pass only")
 	m.wantTier("and later", 1, accel.TierDriver, "nil")
 }
 
@@ -221,7 +224,7 @@ func TestNotLimited(t *testing.T) {
 		"no persistence":            {func(m *limiting) { m.backend.forgetful = errors.New("persistence is off") }, "persistence", true},
 		"no hook":                   {func(m *limiting) { m.refuse = errors.New("noexec") }, "noexec", false},
 		"another injection":         {func(m *limiting) { m.world.pool.limit = nil }, "needs injection cdi", false},
-		"an unknown process":        {foreign, "no limit bounds process 7 (python3) of the host", true},
+		"an unknown process":        {foreign, "no limit bounds a process of the host (python3)", true},
 		"processes that are hidden": {func(m *limiting) { _ = os.RemoveAll(filepath.Join(m.host, "proc/self/ns")) }, "PID namespace", true},
 		"no controller": {func(m *limiting) { m.put("sys/fs/cgroup/cgroup.controllers", "cpu") },
 			"neither the controller dmem", false},
@@ -313,16 +316,93 @@ func TestIsolationCondition(t *testing.T) {
 	lost := limits.Status{Losses: []limits.Loss{{Cause: limits.CauseDriver, Reason: "persistence mode is off"}}}
 	for name, tt := range map[string]struct {
 		status map[accel.DeviceID]limits.Status
+		age    time.Duration
 		want   corev1.ConditionStatus
 		text   string
 	}{
-		"no devices": {nil, corev1.ConditionFalse, "every container"},
-		"holds":      {map[accel.DeviceID]limits.Status{"a": {}}, corev1.ConditionFalse, "every container"},
-		"lost": {map[accel.DeviceID]limits.Status{"a": {}, "b": lost, "c": lost}, corev1.ConditionTrue,
+		"no devices":   {nil, 0, corev1.ConditionFalse, "every container"},
+		"holds":        {map[accel.DeviceID]limits.Status{"a": {}}, time.Minute, corev1.ConditionFalse, "every container"},
+		"not examined": {map[accel.DeviceID]limits.Status{"a": {}}, 61 * time.Second, corev1.ConditionTrue, "could not be examined"},
+		"lost": {map[accel.DeviceID]limits.Status{"a": {}, "b": lost, "c": lost}, 0, corev1.ConditionTrue,
 			"b: persistence mode is off, c: persistence"},
 	} {
-		if c := isolationCondition(tt.status); c.Status != tt.want || !strings.Contains(c.Message, tt.text) {
+		if c := isolationCondition(tt.status, tt.age); c.Status != tt.want || !strings.Contains(c.Message, tt.text) {
 			t.Errorf("%s: %+v", name, c)
 		}
+	}
+}
+
+// A container has the limit of its start when it starts again, also if its resource has none any
+// more.
+func TestLimitsOfARunningContainerStay(t *testing.T) {
+	m := newLimiting(t, "1")
+	m.passes(1)
+	file := filepath.Join(m.host, "cdi/divvy-divvy.dev-gpu-memory.yaml")
+	if len(readCDI(file).devices) != 32 {
+		t.Fatalf("%d devices are described, want 32", len(readCDI(file).devices))
+	}
+	other := &pool{ID: m.ID}
+	w := newCDIWriter(filepath.Join(m.host, "cdi"), m.host)
+	w.wanted[other] = cdiKinds{}
+	w.wanted[other].put(limitKind, cdispecs.Device{Name: "c.1024", ContainerEdits: cdispecs.ContainerEdits{Env: []string{"A=b"}}})
+	if err := w.ensure(limitKind); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(readCDI(file).devices); n != 33 {
+		t.Errorf("%d devices are described after the resource has no limits any more, want 33", n)
+	}
+}
+
+// Kubelet gives a container its names again after the host has started, when the folder of CDI
+// specifications is empty.
+func TestLimitsOfHeldAmounts(t *testing.T) {
+	m := newLimiting(t, "0.01")
+	m.passes(1)
+	m.starts(true)
+	file := filepath.Join(m.host, "cdi/divvy-divvy.dev-gpu-memory.yaml")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	m.sync(t.Context())
+	if _, there := readCDI(file).devices["a.40"]; !there {
+		t.Errorf("the amount that a container holds is not described: %v", slices.Sorted(maps.Keys(readCDI(file).devices)))
+	}
+}
+
+// A pass that was cut short, and a library that does not answer for a moment, take the tier and
+// not the hook, which fails by itself.
+func TestHookStaysWhileTheLibraryIsAway(t *testing.T) {
+	m := newLimiting(t, "1")
+	m.wantTier("at first", 1, accel.TierDriver, "nil")
+	m.backend.limitable = errors.New("not initialised")
+	m.wantTier("without the library", 1, accel.TierNone, "not initialised")
+	if names, err := m.limit([]accel.DeviceID{"a"}, 1<<30); err != nil || len(names) != 1 {
+		t.Errorf("limits of a container meanwhile: %v, %v", names, err)
+	}
+	m.backend.limitable = fmt.Errorf("driver 595: %w", errors.ErrUnsupported)
+	m.pass(t.Context())
+	if names, err := m.limit([]accel.DeviceID{"a"}, 1<<30); err != nil || len(names) != 0 {
+		t.Errorf("limits of a container that the driver cannot have: %v, %v", names, err)
+	}
+}
+
+// A daemon that starts states what the one before it has published until its first pass.
+func TestTierOfADaemonThatStarts(t *testing.T) {
+	m := newLimiting(t, "1")
+	before := accel.Inventory{Resource: gcuMemory, Shares: []accel.Share{
+		{Device: accel.Device{ID: "a"}, Isolation: accel.Isolation{Memory: accel.TierDriver, Backend: "misc", Attested: time.Unix(990, 0)}},
+		{Device: accel.Device{ID: "b"}},
+	}}
+	published := func(accel.Resource) (accel.Inventory, bool) { return before, true }
+	tier := func() accel.Tier { return see(m.world.pool, (*alloc.Engine).Inventory).Shares[0].Isolation.Memory }
+	m.desk.carry(m.world.pool, published)
+	if tier() != accel.TierDriver {
+		t.Errorf("device a is at tier %s at the start", tier())
+	}
+	m.backend.limitable = errors.New("not initialised")
+	m.passes(1)
+	m.desk.carry(m.world.pool, published)
+	if tier() != accel.TierNone {
+		t.Errorf("device a is at tier %s after a pass that found a loss", tier())
 	}
 }

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
@@ -144,30 +145,40 @@ func (w *limitWatch) prepare(ctx context.Context, vendor string, found backend.F
 	w.preparing.Lock()
 	defer w.preparing.Unlock()
 	controller, hook, err := w.hook(ctx, vendor, found)
-	if err != nil {
+	if hook == "" {
 		delete(w.installed, vendor)
 	}
 	if w.desk.offer(vendor, hook, controller) {
+		if hook == "" {
+			// Nothing is promised to containers that start from now on.
+			w.desk.end()
+			w.attest()
+		}
 		w.changed()
 	}
 	return err
 }
 
+// hook returns the hook of a vendor on the host. With an error, it is "" if containers cannot be
+// limited, and the one so far if that is not known.
 func (w *limitWatch) hook(ctx context.Context, vendor string, found backend.Found) (controller, hook string, err error) {
 	for _, p := range w.parts {
-		if p.config.Vendor == vendor && w.desk.resources[p.Resource] && p.limit == nil {
-			return "", "", fmt.Errorf("resource %s: isolation driver needs injection cdi or cdi-annotations with specifications of Divvy",
-				p.Resource)
+		if p.config.Vendor == vendor && w.desk.resources[p.Resource] && (p.limit == nil || !p.inject.onlyCDI()) {
+			return "", "", fmt.Errorf("resource %s: isolation driver needs injection %s or %s, with specifications of Divvy and no other way",
+				p.Resource, config.InjectCDI, config.InjectCDIAnnotations)
 		}
 	}
 	if controller, err = limits.Controller(w.procRoot(), w.cgroupRoot()); err != nil {
 		return "", "", err
 	}
-	if err := w.limiters[vendor].Limitable(ctx); err != nil {
+	before := w.installed[vendor]
+	if err := w.limiters[vendor].Limitable(ctx); errors.Is(err, errors.ErrUnsupported) {
 		return "", "", err
+	} else if err != nil {
+		// It may be over before the next container starts, and if not, the hook fails.
+		return controller, before.path, err
 	}
 	// It is a stat of the file and no test run while nothing has changed.
-	before := w.installed[vendor]
 	if before.path != "" && before.driver == found.Driver {
 		if _, err := os.Stat(filepath.Join(w.hostRoot, before.path)); err == nil {
 			return controller, before.path, nil
@@ -235,7 +246,7 @@ func (w *limitWatch) pass(ctx context.Context) {
 		}
 		w.node(events.IsolationLost, fmt.Sprintf("device %s: %s", id, some[0].Reason))
 	}
-	w.desk.set(status)
+	w.desk.set(status, w.now())
 	w.attest()
 	w.found()
 }
@@ -356,10 +367,10 @@ func (w *limitWatch) processes(ctx context.Context, vendor string, id accel.Devi
 			}
 			return nil, err
 		}
-		one := limits.Process{PID: p.PID}
+		var one limits.Process
 		if len(all) > 0 {
-			last := all[len(all)-1]
-			one.Container, one.PodUID = last.Container, last.PodUID
+			// A container may have made the groups below its own, and named them as it likes.
+			one.Container, one.PodUID = all[0].Container, all[0].PodUID
 		} else if comm, err := os.ReadFile(filepath.Join(w.procRoot(), strconv.Itoa(p.PID), "comm")); err == nil {
 			one.Program = strings.TrimSpace(string(comm))
 		}

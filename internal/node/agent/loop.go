@@ -126,6 +126,7 @@ func (a *Agent) publish(ctx context.Context) error {
 			}
 			continue
 		}
+		a.cdi.limits.carry(p, a.publisher.before)
 		one := see(p, (*alloc.Engine).Inventory)
 		steady(&one, func() (accel.Inventory, bool) { return a.publisher.before(r.name) })
 		a.overuse.withhold(&one, a.publisher.before)

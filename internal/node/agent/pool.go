@@ -255,16 +255,16 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 	if err := p.inject.check(p.config.Vendor, edits); err != nil {
 		return nil, err
 	}
-	if err := p.permit(ctx, a); err != nil {
-		return nil, err
-	}
+	var limited []backend.CDIDevice
 	if p.limit != nil {
-		limited, err := p.limit(a.Devices, p.config.Unit.Bytes(accel.Units(len(ids)/len(a.Devices))))
-		if err != nil {
+		if limited, err = p.limit(a.Devices, p.config.Unit.Bytes(accel.Units(len(ids)/len(a.Devices)))); err != nil {
 			return nil, err
 		}
 		// Hooks run in the order of the devices, and the last limit holds.
 		edits.CDIDevices = append(edits.CDIDevices, limited...)
+	}
+	if err := p.permit(ctx, a, len(limited) == len(a.Devices)); err != nil {
+		return nil, err
 	}
 	p.give(ctx, a)
 	p.metrics.served.WithLabelValues(string(p.Resource)).Inc()
@@ -282,7 +282,7 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 // itself. It is not asked otherwise, as it is handing out units (see records.turn).
 func (p *pool) allocate(ctx context.Context, ids []string) (alloc.Allocation, error) {
 	decide := func(again bool) (alloc.Allocation, error) {
-		pods := p.records.values(p.records.pods.Cached())
+		pods := p.records.values(p.records.asking(p.records.pods.Cached()))
 		e, done := p.records.owner.use()
 		defer done()
 		return e.Allocate(p.ID, ids, pods, again)

@@ -2,12 +2,15 @@ package agent
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -76,6 +79,8 @@ type records struct {
 	// kubelet was asked for; asked is true once there was a list.
 	shown []*corev1.Pod
 	asked bool
+	// rejected are pods of which a container was rejected: kubelet asks for them no more.
+	rejected map[types.UID]bool
 }
 
 // listed reports whether kubelet has listed what containers hold.
@@ -244,6 +249,32 @@ func (r *records) values(pods []*corev1.Pod) []alloc.Pod {
 	return out
 }
 
+// asking returns the pods that kubelet may ask for: none that was rejected, although it may not
+// be shown as failed yet.
+func (r *records) asking(pods []*corev1.Pod) []*corev1.Pod {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.rejected) == 0 {
+		return pods
+	}
+	return slices.DeleteFunc(slices.Clone(pods), func(p *corev1.Pod) bool { return r.rejected[p.UID] })
+}
+
+// reject notes that kubelet asks for a pod no more. Those that are gone are forgotten.
+func (r *records) reject(pod *corev1.Pod) {
+	shown := map[types.UID]bool{pod.UID: true}
+	for _, p := range r.pods.Cached() {
+		shown[p.UID] = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.rejected == nil {
+		r.rejected = map[types.UID]bool{}
+	}
+	maps.DeleteFunc(r.rejected, func(uid types.UID, _ bool) bool { return !shown[uid] })
+	r.rejected[pod.UID] = true
+}
+
 // refresh asks kubelet on behalf of the agent's loop.
 func (r *records) refresh(ctx context.Context) error {
 	ctx, end := r.question(ctx)
@@ -255,7 +286,7 @@ func (r *records) refresh(ctx context.Context) error {
 // those that the watch has delivered are too old for a question of that size, the API
 // server is asked.
 func (r *records) seen(ctx context.Context, id alloc.ID, size int) []alloc.Pod {
-	pods := r.values(r.pods.Cached())
+	pods := r.values(r.asking(r.pods.Cached()))
 	e, done := r.owner.use()
 	late := e.Late(id, size, pods)
 	done()
@@ -267,7 +298,7 @@ func (r *records) seen(ctx context.Context, id alloc.ID, size int) []alloc.Pod {
 		klog.FromContext(ctx).Error(err, "Answering kubelet from what the watch has delivered")
 		return pods
 	}
-	return r.values(fresh)
+	return r.values(r.asking(fresh))
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

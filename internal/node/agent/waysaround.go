@@ -9,9 +9,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// guardedPaths are folders of the host through which a container reaches devices, limits and
-// the vendor's services beside what it was given; the host's /var/run is /run.
-var guardedPaths = []string{"/dev", "/sys/fs/cgroup", "/run/nvidia"}
+// guardedPaths are folders of the host through which a container reaches devices, limits, the
+// hook that sets them and the vendor's services beside what it was given; the host's /var/run
+// is /run.
+var guardedPaths = []string{"/dev", "/sys/fs/cgroup", "/run/nvidia", "/run/nvidia-persistenced", "/run/divvy", "/run/cdi", "/etc/cdi",
+	"/run/containerd", "/run/crio", "/var/lib/divvy", "/var/lib/kubelet/device-plugins"}
 
 // harmlessPaths are below guardedPaths and lead to no device.
 var harmlessPaths = []string{"/dev/shm", "/dev/mqueue", "/dev/hugepages"}
@@ -69,10 +71,6 @@ func guardedBy(hostPath string) string {
 		if within(clean, guarded) || within(guarded, clean) {
 			return guarded
 		}
-	}
-	// /var has a link to /run.
-	if clean == "/var" {
-		return "/run/nvidia"
 	}
 	return ""
 }

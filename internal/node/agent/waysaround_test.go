@@ -50,7 +50,9 @@ func TestWaysAround(t *testing.T) {
 		"the driver":                 {mounts("/run/nvidia/driver"), leads + "/run/nvidia/driver" + to + "/run/nvidia"},
 		"the driver by a link":       {mounts("/var/run/nvidia"), leads + "/var/run/nvidia" + to + "/run/nvidia"},
 		"above the driver":           {mounts("/var/run"), leads + "/var/run" + to + "/run/nvidia"},
-		"above the link":             {mounts("/var"), leads + "/var" + to + "/run/nvidia"},
+		"above the link":             {mounts("/var"), leads + "/var" + to + "/var/lib/divvy"},
+		"the hook":                   {mounts("/var/lib"), leads + "/var/lib" + to + "/var/lib/divvy"},
+		"records of limits":          {mounts("/run/divvy/limits"), leads + "/run/divvy/limits" + to + "/run/divvy"},
 		"logs":                       {mounts("/var/log"), ""},
 		"beside the driver":          {mounts("/run/nvidia-topologyd"), ""},
 	} {

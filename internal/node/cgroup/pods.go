@@ -82,7 +82,8 @@ func Groups(root string, wanted func(podUID string) bool) ([]Group, error) {
 	}
 	var groups []Group
 	err := walkPods(root, func(dir, group string, owners []Owner) error {
-		owner := owners[len(owners)-1]
+		// A container may have made the groups below its own, and named them as it likes.
+		owner := owners[0]
 		if !wanted(owner.PodUID) {
 			return fs.SkipDir
 		}

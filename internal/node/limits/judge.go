@@ -62,7 +62,6 @@ type ReadLimit struct {
 
 // Process is a process that uses a device.
 type Process struct {
-	PID int
 	// Container is the runtime's id of the container that it is in, "" for none. PodUID is
 	// that of the pod, "" for a process of the host.
 	Container, PodUID string
@@ -72,7 +71,7 @@ type Process struct {
 
 // systemPrograms are those of NVIDIA's driver and of displays that run outside of pods, as the
 // kernel names them, which cuts names to 15 bytes.
-var systemPrograms = []string{"nvidia-persiste", "nvidia-cuda-mps", "Xorg", "gnome-shell"}
+var systemPrograms = []string{"nvidia-persiste", "Xorg", "gnome-shell"}
 
 // Device is what one pass has found of a device.
 type Device struct {
@@ -188,14 +187,15 @@ func recordOf(id accel.DeviceID, container string, records []Record) *Record {
 func (p Process) describe() string {
 	switch {
 	case p.Container != "":
-		return fmt.Sprintf("process %d in container %s of pod %s, which holds nothing of the device", p.PID, p.Container, p.PodUID)
+		return fmt.Sprintf("a process in container %s of pod %s, which holds nothing of the device", p.Container, p.PodUID)
 	case p.PodUID != "":
-		return fmt.Sprintf("process %d of pod %s", p.PID, p.PodUID)
+		return "a process of pod " + p.PodUID
 	}
-	return fmt.Sprintf("process %d (%s) of the host", p.PID, cmp.Or(p.Program, "unknown program"))
+	return fmt.Sprintf("a process of the host (%s)", cmp.Or(p.Program, "unknown program"))
 }
 
-// gain is how many passes in a row must find no loss until a device counts as limited.
+// gain is how many passes in a row must find no loss after one until a device counts as limited.
+// The first pass of a watch is enough: what was lost before has a record.
 const gain = 2
 
 // Status is whether the memory of a device is limited for all that use it.
@@ -222,6 +222,9 @@ func (w *Watch) Look(losses map[accel.DeviceID][]Loss, now time.Time) (status ma
 		before := w.devices[id]
 		if len(found) == 0 {
 			s := Status{passes: min(before.passes+1, gain)}
+			if w.devices == nil {
+				s.passes = gain
+			}
 			if s.passes == gain {
 				s.Attested = now
 			}

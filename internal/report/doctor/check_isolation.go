@@ -20,8 +20,8 @@ func checkLimits(s *Snapshot, f *findings) {
 		for _, c := range n.Status.Conditions {
 			if c.Type == wire.IsolationCondition && c.Status == corev1.ConditionTrue {
 				f.add(Warning, "Node "+n.Name, c.Message,
-					"Remove the reason; docs/isolation.md has a table of them. A container that was without its limit keeps its device at tier "+
-						"none until it ends. This command shows the tiers of all devices.",
+					"Remove the reason; docs/isolation.md has a table of them. A container that was without its limit keeps its device at "+
+						"tier none until it ends. This command shows the tiers of all devices.",
 					"kubectl divvy inspect -o wide")
 			}
 		}

@@ -63,7 +63,8 @@ func TestRequiredIsolation(t *testing.T) {
 			"plain": none, "mps": "isolation driver required, device states cooperative",
 			"mixed": "isolation driver required, devices state cooperative and none", "limits": noRoom},
 			event: "NeverFits: the pod requests 20 units of enflame.com/gcu-memory on one device; of the 4 candidate nodes that offer it" +
-				", 1 have no device of that size, 3 have no device that states isolation driver (cooperative on mps, mixed; none on plain)"},
+				", 1 have no device of that size, " +
+				"3 have no device that states isolation driver (cooperative on mps, mixed; none on plain)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var told []string

@@ -145,7 +145,10 @@ func try(ctx context.Context, o Options, installed string) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, syscall.ETXTBSY) && n < tries:
-			time.Sleep(10 * time.Millisecond)
+			select {
+			case <-limited.Done():
+			case <-time.After(10 * time.Millisecond):
+			}
 			continue
 		case limited.Err() != nil && ctx.Err() == nil:
 			return fmt.Errorf("it did not end within %v: the driver does not respond", limit)

@@ -149,7 +149,7 @@ func Open(p libfile.Places) (*Library, error) {
 
 func load(path string) (*Library, error) {
 	l := &Library{}
-	return l, l.Load(path, purego.RTLD_LAZY|purego.RTLD_LOCAL, func() error {
+	err := l.Load(path, purego.RTLD_LAZY|purego.RTLD_LOCAL, func() error {
 		missing := l.Bind(libfile.Symbols{
 			{Function: &l.init, Name: "nvmlInit_v2"}, {Function: &l.shutdown, Name: "nvmlShutdown"},
 			{Function: &l.errorString, Name: "nvmlErrorString"}, {Function: &l.driverVersion, Name: "nvmlSystemGetDriverVersion"},
@@ -162,6 +162,7 @@ func load(path string) (*Library, error) {
 		}
 		return nil
 	})
+	return l, err
 }
 
 // Close shuts the library down and unloads it.
@@ -220,7 +221,8 @@ func Read(hard, used uint64) (backend.MemoryLimit, error) {
 }
 
 func (l *Library) find(id accel.DeviceID) (device handle, err error) {
-	return device, l.check(call("nvmlDeviceGetHandleByUUID", id), l.handleByUUID(string(id), &device))
+	code := l.handleByUUID(string(id), &device)
+	return device, l.check(call("nvmlDeviceGetHandleByUUID", id), code)
 }
 
 // check turns a return code into an error, a *libloader.CodeError.
