@@ -111,6 +111,10 @@ faults: root ## Break cards of three vendors and the daemon's folders under runn
 demo-mig: root ## Offer NVIDIA GPUs whole and cut into MIG devices, cut them otherwise, and break one.
 	@cd lab && go run ./cmd/demo mig
 
+.PHONY: demo-limits
+demo-limits: root ## Limit the memory of pods in the driver, break the limit, and evict a pod that uses too much.
+	@cd lab && go run ./cmd/demo limits
+
 .PHONY: demo-pool
 demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
 	@cd lab && go run ./cmd/demo pool
@@ -196,7 +200,7 @@ test-long: root lab-down e2e-programs ## Run the end-to-end tests that take minu
 	@export LONG='$(LONG)'; $(call testsum-lab,long) go test -json -vet=off -tags e2e -count=1 -p 1 -timeout 60m -run "$$LONG" ./e2e/...
 
 # Tests that take minutes each, and whose short forms other tests are.
-LONG = ^Test(Documents|RollingUpdate|DaemonCrash|RestartsUnderEveryKind|ManyGenerations|FinestUnit|Release|Faults|MemoryOveruse)$$|^Test(Bystanders|DedicatedHandover|SlowVolume|HostileClients)$$|$\
+LONG = ^Test(Documents|RollingUpdate|DaemonCrash|RestartsUnderEveryKind|ManyGenerations|FinestUnit|Release|Faults|MemoryOveruse|MemoryLimitsStay)$$|^Test(Bystanders|DedicatedHandover|SlowVolume|HostileClients)$$|$\
   ^Test(Upgrade|MakeDeploy|InstallFromPrivateRegistry|InstallFromArchives|Uninstall|UninstallDedicatedScheduler)$$|$\
   ^TestRestarts$$/-(restarted|deleted|rolled)$$
 

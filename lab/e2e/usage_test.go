@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -13,11 +12,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
@@ -96,60 +91,14 @@ func TestMeasuredUse(t *testing.T) {
 	withheld(t, 0)
 }
 
-// TestMemoryOveruse: of two pods on one card, the one that uses more than its allocation is
-// evicted, once its budget allows it.
+// TestMemoryOveruse is the part of `make demo-limits` about a vendor without limits: of two
+// pods on one card, the one that uses more than its allocation is evicted, once its budget
+// allows it.
 func TestMemoryOveruse(t *testing.T) {
 	ctx := beginMixed(t)
-	withValues(t, ctx, "node.usage.enabled=true,node.usage.interval=5s,"+
-		"node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true,extender.eviction.gracePeriod=30s")
-	budgets := lab.Client.PolicyV1().PodDisruptionBudgets(namespace)
-	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "greedy"}, Spec: policyv1.PodDisruptionBudgetSpec{
-		MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"budget": "greedy"}}}}
-	_, err := budgets.Create(ctx, budget, metav1.CreateOptions{})
-	must(t, err)
-	spare := func(ctx context.Context) error {
-		err := budgets.Delete(ctx, "greedy", metav1.DeleteOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
-	}
-	t.Cleanup(func() { must(t, spare(context.WithoutCancel(ctx))) })
-
-	greedy := asking("greedy", demos.GCUMemory, 4)
-	greedy.Labels = map[string]string{"budget": "greedy"}
-	start(t, greedy, asking("modest", demos.GCUMemory, 4))
-	on := measured(t, map[string]uint64{"greedy": 0, "modest": 0})
-	if on["greedy"] != on["modest"] {
-		t.Fatalf("the pods are on different cards: %v", on)
-	}
-	hardwareWith(t, ctx, func(h *vendorsim.Topology) {
-		card := slices.IndexFunc(h.Cards, func(c vendorsim.Card) bool { return strings.HasSuffix(string(on["greedy"]), c.UUID) })
-		h.Processes = []vendorsim.Process{
-			{Card: card, PID: pidOf(t, "greedy"), MemoryMiB: 6 << 10}, {Card: card, PID: pidOf(t, "modest"), MemoryMiB: 4 << 10},
-		}
-	})
-	before := map[string]*corev1.Pod{}
-	for _, name := range []string{"greedy", "modest"} {
-		before[name], err = lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
-		must(t, err)
-	}
-	_, err = lab.Pods.WaitEvent(ctx, podTimeout, before["greedy"], "its allocation of enflame.com/gcu-memory is 4096 MiB")
-	must(t, err)
-	overuse(t, corev1.ConditionTrue, "/greedy/app on enflame device ")
-	_, err = lab.Pods.WaitEvent(ctx, podTimeout, before["greedy"], "PodDisruptionBudget")
-	must(t, err)
-	if now, err := lab.Pods.API.Get(ctx, "greedy", metav1.GetOptions{}); err != nil || now.DeletionTimestamp != nil {
-		t.Fatalf("the pod is evicted against its budget: %v", err)
-	}
-	must(t, spare(ctx))
-	must(t, lab.Pods.WaitGone(ctx, "greedy"))
-	overuse(t, corev1.ConditionFalse, "no container")
-	modest, err := lab.Pods.API.Get(ctx, "modest", metav1.GetOptions{})
-	must(t, err)
-	if modest.UID != before["modest"].UID || modest.DeletionTimestamp != nil || modest.Status.Phase != corev1.PodRunning {
-		t.Errorf("the pod within its allocation is not as before: %s", testenv.Describe(modest))
-	}
+	withValues(t, ctx, demos.OveruseValues)
+	s := demos.New("overuse", lab, t.Output())
+	must(t, errors.Join(s.Overuse(ctx), s.Checks.Err()))
 }
 
 // withValues changes values of the chart for one test on the cards of mixed.
@@ -166,18 +115,14 @@ func withValues(t *testing.T, ctx context.Context, values string) {
 // overuse waits for the node's condition, and a part of its message.
 func overuse(t *testing.T, status corev1.ConditionStatus, message string) {
 	t.Helper()
-	must(t, poll.Until(t.Context(), podTimeout, "the condition of overuse to be "+string(status), func(ctx context.Context) error {
-		node, err := lab.Node.Get(ctx)
-		if err != nil {
-			return err
-		}
-		for _, c := range node.Status.Conditions {
-			if c.Type == wire.OveruseCondition && c.Status == status && strings.Contains(c.Message, message) {
-				return nil
-			}
-		}
-		return fmt.Errorf("conditions: %+v", node.Status.Conditions)
-	}))
+	condition(t, wire.OveruseCondition, status, message)
+}
+
+// condition waits for a condition of the node, and a part of its message.
+func condition(t *testing.T, kind corev1.NodeConditionType, status corev1.ConditionStatus, message string) {
+	t.Helper()
+	_, err := lab.Node.WaitCondition(t.Context(), podTimeout, kind, status, message)
+	must(t, err)
 }
 
 // withheld waits until the inventory withholds units of memory of Iluvatar's devices.
@@ -201,45 +146,17 @@ func withheld(t *testing.T, want accel.Units) {
 
 // measured waits until inspect reports that pods, and processes in none, use so many bytes,
 // and returns the devices that pods hold something of.
-func measured(t *testing.T, want map[string]uint64) (on map[string]accel.DeviceID) {
+func measured(t *testing.T, want map[string]uint64) map[string]accel.DeviceID {
 	t.Helper()
-	must(t, poll.Until(t.Context(), podTimeout, "measured use to be reported", func(ctx context.Context) error {
-		text, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "--usage", layout.NodeName, "--output", "json")
-		if err != nil {
-			return err
-		}
-		var answer struct{ Reports []wire.UsageReport }
-		if err := json.Unmarshal([]byte(text), &answer); err != nil || len(answer.Reports) != 1 {
-			return fmt.Errorf("want the report of one node (%w):\n%s", err, text)
-		}
-		used := map[string]uint64{}
-		on = map[string]accel.DeviceID{}
-		for _, d := range answer.Reports[0].Devices {
-			used[d.Vendor+" system"] += d.SystemBytes
-			used[d.Vendor+" foreign"] += d.ForeignBytes
-			for _, c := range d.Containers {
-				if c.UsedBytes != nil {
-					used[c.Pod] += *c.UsedBytes
-					on[c.Pod] = d.Device
-				}
-			}
-		}
-		for who, bytes := range want {
-			if got, known := used[who]; !known || got != bytes {
-				err = errors.Join(err, fmt.Errorf("%s uses %d bytes, want %d:\n%s", who, got, bytes, text))
-			}
-		}
-		return err
-	}))
+	on, err := lab.WaitUsed(t.Context(), podTimeout, want)
+	must(t, err)
 	return on
 }
 
 // pidOf returns the first process of a pod's container.
 func pidOf(t *testing.T, name string) int {
 	t.Helper()
-	pod, err := lab.Pods.API.Get(t.Context(), name, metav1.GetOptions{})
-	must(t, err)
-	pid, err := testenv.ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+	pid, err := lab.Pods.PID(t.Context(), name)
 	must(t, err)
 	return pid
 }

@@ -7,6 +7,7 @@
 //	demo install    an administrator's day: install, look, change, remove
 //	demo faults     cards and folders break under running pods, and recover
 //	demo mig        NVIDIA GPUs whole and cut into MIG devices on one node
+//	demo limits     memory that the driver limits, and overuse where it does not
 package main
 
 import (
@@ -94,6 +95,18 @@ runs on this machine. Only the GPUs are not real: 3 A100 of 40 GB, simulated.
 		},
 		play: (*demos.Demo).MIG,
 	},
+	"limits": {
+		introduction: `Pods that share a card and try to use more of its memory than their allocation, on
+a real Kubernetes that runs on this machine. Cards and drivers are simulated: an
+NVIDIA driver that limits the memory of control groups, and one of Enflame's that
+does not. Control groups are the kernel's.
+
+`,
+		environment: testenv.Options{
+			Topology: demos.Mixed, MemoryUnit: "1", Values: []string{demos.MixedValues}, Label: demos.Present, Namespace: "divvy-limits",
+		},
+		play: (*demos.Demo).Limits,
+	},
 }
 
 func main() {
@@ -109,5 +122,5 @@ func run(args []string) error {
 			return demos.Play(args[0], d.introduction, d.environment, d.play)
 		}
 	}
-	return fmt.Errorf("say which: guide, vendors, pool, install, faults or mig")
+	return fmt.Errorf("say which: guide, vendors, pool, install, faults, mig or limits")
 }

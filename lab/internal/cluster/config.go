@@ -24,7 +24,7 @@ const (
 
 // values are what the templates of configuration files may use.
 type values struct {
-	BinDir, NodeIP string
+	BinDir, NodeIP, CgroupRoot, RuncPath string
 
 	StateDir, RunDir, KubernetesDir, PKIDir, ManifestDir                 string
 	ContainerdDir, ContainerdRunDir, ContainerdSocket, CNIConfigDir      string
@@ -34,7 +34,7 @@ type values struct {
 
 func newValues(binDir, nodeIP string) values {
 	return values{
-		BinDir: binDir, NodeIP: nodeIP,
+		BinDir: binDir, NodeIP: nodeIP, CgroupRoot: layout.CgroupRoot, RuncPath: configPath("runc"),
 		StateDir: layout.StateDir, RunDir: layout.RunDir, KubernetesDir: layout.KubernetesDir,
 		PKIDir: layout.PKIDir, ManifestDir: layout.ManifestDir,
 		ContainerdDir: layout.ContainerdDir, ContainerdRunDir: layout.ContainerdRunDir,

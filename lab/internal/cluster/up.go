@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -210,7 +211,11 @@ func (c *Cluster) writeConfig() error {
 		return err
 	}
 	for path, data := range files {
-		if err := writeFile(path, data, 0o644); err != nil {
+		mode := fs.FileMode(0o644)
+		if bytes.HasPrefix(data, []byte("#!")) {
+			mode = 0o755
+		}
+		if err := writeFile(path, data, mode); err != nil {
 			return err
 		}
 	}

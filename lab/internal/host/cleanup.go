@@ -131,7 +131,7 @@ func RemoveCgroups(ctx context.Context, name string) error {
 		}
 		var errs []error
 		for _, dir := range dirs {
-			errs = append(errs, removeCgroup(dir))
+			errs = append(errs, RemoveCgroup(dir))
 		}
 		err = errors.Join(errs...)
 		if err != nil && (ctx.Err() != nil || time.Now().After(deadline)) {
@@ -146,9 +146,9 @@ func RemoveCgroups(ctx context.Context, name string) error {
 	}
 }
 
-// removeCgroup removes a control group and those below it; files in them go
+// RemoveCgroup removes a control group and those below it; files in them go
 // with them and cannot be removed.
-func removeCgroup(dir string) error {
+func RemoveCgroup(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -158,7 +158,7 @@ func removeCgroup(dir string) error {
 	}
 	for _, entry := range entries {
 		if entry.IsDir() {
-			if err := removeCgroup(filepath.Join(dir, entry.Name())); err != nil {
+			if err := RemoveCgroup(filepath.Join(dir, entry.Name())); err != nil {
 				return err
 			}
 		}

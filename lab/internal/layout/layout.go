@@ -41,6 +41,11 @@ const (
 	KubernetesDir = "/etc/kubernetes"
 	// KubeletDir is fixed: kubelet's device-plugin folder cannot be moved.
 	KubeletDir = "/var/lib/kubelet"
+	// DriverDir holds the state of NVIDIA's simulated driver where it limits memory. It is
+	// in /dev because divvy-node sees that at the same path and may write to it. CgroupRoot
+	// is where control groups of version 2 are while there is such a driver.
+	DriverDir  = "/dev/divvy-lab"
+	CgroupRoot = DriverDir + "/cgroup"
 )
 
 // Files and folders below those places.
@@ -71,10 +76,12 @@ var (
 func HostPaths() []string {
 	return []string{
 		RunDir,
+		DriverDir,
 		KubernetesDir,
 		KubeletDir,
 		"/run/containerd",
 		"/run/cdi",
+		"/run/divvy",
 		"/var/lib/cni",
 		"/var/lib/divvy",
 		"/var/log/containers",

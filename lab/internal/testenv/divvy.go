@@ -205,6 +205,17 @@ func (d *Divvy) Roll(ctx context.Context, timeout time.Duration) error {
 	return d.Wait(ctx, timeout)
 }
 
+// AddArgument adds an argument to those of the daemon's program, which the chart does not
+// set, and waits until it is at work. The next change of the release takes it back.
+func (d *Divvy) AddArgument(ctx context.Context, argument string) error {
+	patch := fmt.Appendf(nil, `[{"op":"add","path":"/spec/template/spec/containers/0/args/-","value":%q}]`, argument)
+	_, err := d.client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, NodeDaemon, types.JSONPatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("add %s to %s: %w", argument, NodeDaemon, err)
+	}
+	return d.Wait(ctx, restartTimeout)
+}
+
 // Kill ends the program of a part with SIGKILL; kubelet starts it again.
 func (d *Divvy) Kill(ctx context.Context, part string) error {
 	pod, err := d.Pod(ctx, part)

@@ -3,6 +3,7 @@ package testenv
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -139,6 +140,85 @@ func (n *Node) Published(ctx context.Context, name corev1.ResourceName) ([]accel
 		}
 	}
 	return nil, fmt.Errorf("the node publishes no %s", name)
+}
+
+// Isolations returns what isolates the devices of a resource, as the node publishes it.
+func (n *Node) Isolations(ctx context.Context, name corev1.ResourceName) ([]accel.Isolation, error) {
+	shares, err := n.Published(ctx, name)
+	var found []accel.Isolation
+	for _, s := range shares {
+		found = append(found, s.Isolation)
+	}
+	return found, err
+}
+
+// WaitTiers waits until the node states these tiers of the memory of a resource's devices.
+func (n *Node) WaitTiers(ctx context.Context, timeout time.Duration, name corev1.ResourceName, want ...accel.Tier) error {
+	return poll.Until(ctx, timeout, fmt.Sprintf("tiers %q of %s", want, name), func(ctx context.Context) error {
+		stated, err := n.Isolations(ctx, name)
+		var got []accel.Tier
+		for _, one := range stated {
+			got = append(got, one.Memory)
+		}
+		if err == nil && !slices.Equal(got, want) {
+			err = fmt.Errorf("they are %q", got)
+		}
+		return err
+	})
+}
+
+// WaitCondition waits for a condition of the node and a part of its message, and returns the
+// message.
+func (n *Node) WaitCondition(ctx context.Context, timeout time.Duration, kind corev1.NodeConditionType, status corev1.ConditionStatus,
+	message string,
+) (found string, err error) {
+	err = poll.Until(ctx, timeout, fmt.Sprintf("condition %s to be %s with %q", kind, status, message), func(ctx context.Context) error {
+		node, err := n.Get(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == kind && c.Status == status && strings.Contains(c.Message, message) {
+				found = c.Message
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions: %+v", node.Status.Conditions)
+	})
+	return found, err
+}
+
+// WaitUsed waits until inspect reports that pods, and processes in none, use so many bytes,
+// and returns the devices that pods hold something of.
+func (s *Env) WaitUsed(ctx context.Context, timeout time.Duration, want map[string]uint64) (on map[string]accel.DeviceID, err error) {
+	return on, poll.Until(ctx, timeout, "measured use to be reported", func(ctx context.Context) error {
+		text, err := s.CLI.Kubectl(ctx, "divvy", "inspect", "--usage", s.Node.name, "--output", "json")
+		if err != nil {
+			return err
+		}
+		var answer struct{ Reports []wire.UsageReport }
+		if err := json.Unmarshal([]byte(text), &answer); err != nil || len(answer.Reports) != 1 {
+			return fmt.Errorf("want the report of one node (%w):\n%s", err, text)
+		}
+		used := map[string]uint64{}
+		on = map[string]accel.DeviceID{}
+		for _, d := range answer.Reports[0].Devices {
+			used[d.Vendor+" system"] += d.SystemBytes
+			used[d.Vendor+" foreign"] += d.ForeignBytes
+			for _, c := range d.Containers {
+				if c.UsedBytes != nil {
+					used[c.Pod] += *c.UsedBytes
+					on[c.Pod] = d.Device
+				}
+			}
+		}
+		for who, bytes := range want {
+			if got, known := used[who]; !known || got != bytes {
+				err = errors.Join(err, fmt.Errorf("%s uses %d bytes, want %d:\n%s", who, got, bytes, text))
+			}
+		}
+		return err
+	})
 }
 
 // Sight is what a running container sees of cards.

@@ -378,6 +378,29 @@ func (p *Pods) Logs(ctx context.Context, pod, container string) (string, error) 
 	return p.cli.Kubectl(ctx, "logs", pod, "--namespace", p.Namespace, "--container", container)
 }
 
+// WaitPrinted waits until a container of a pod has printed these lines, and no others.
+func (p *Pods) WaitPrinted(ctx context.Context, timeout time.Duration, pod, container string, lines ...string) error {
+	return poll.Until(ctx, timeout, "output of pod "+pod, func(ctx context.Context) error {
+		text, err := p.Logs(ctx, pod, container)
+		if err == nil && text != strings.Join(lines, "\n") {
+			err = fmt.Errorf("it is %q, want %q", text, lines)
+		}
+		return err
+	})
+}
+
+// PID returns the first process of a pod's first container.
+func (p *Pods) PID(ctx context.Context, name string) (int, error) {
+	pod, err := p.API.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return 0, err
+	}
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return 0, errors.New(Describe(pod))
+	}
+	return ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+}
+
 // Exec runs a command in a container of a pod and returns its output.
 func (p *Pods) Exec(ctx context.Context, pod, container string, command ...string) (string, error) {
 	args := []string{"exec", "--namespace", p.Namespace, pod, "--container", container, "--"}

@@ -1,0 +1,235 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/limitshost"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
+)
+
+// TestMemoryLimits: four pods on one GPU have their memory and no more, whatever they try.
+func TestMemoryLimits(t *testing.T) {
+	ctx, gpu := beginLimits(t)
+
+	// This node has version 1 of control groups, until the daemon gets to see the lab's version 2.
+	condition(t, wire.IsolationCondition, corev1.ConditionTrue, "control groups v2 are required")
+	stated(t, accel.TierNone, accel.TierNone)
+	first := allocating("first", 3, "--mib", "3072", "--hold")
+	first.Annotations = map[string]string{wire.IsolationAnnotation: "driver"}
+	pending(t, create(t, first)[0], "isolation driver required, device states none")
+	showGroups(t, ctx)
+	running(t, "first")
+
+	greedy := allocating("greedy", 3, "--mib", "3072", "--mib", "1", "--hold")
+	greedy.Spec.Containers[0].Env = []corev1.EnvVar{
+		{Name: "NVIDIA_GPU_MEMORY_LIMIT", Value: "40000"}, {Name: "NVIDIA_VISIBLE_DEVICES", Value: "all"},
+		{Name: "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", Value: "0=40G"}, {Name: "CUDA_MPS_PIPE_DIRECTORY", Value: "/tmp"},
+	}
+	start(t, greedy, allocating("half", 3, "--mib", "2000", "--hold"), allocating("last", 3, "--mib", "3072", "--hold"))
+	for name, want := range map[string][]string{
+		"first":  {"allocated 3072 MiB, 3072 MiB in all"},
+		"greedy": demos.Full,
+		"half":   {"allocated 2000 MiB, 2000 MiB in all"},
+		"last":   {"allocated 3072 MiB, 3072 MiB in all"},
+	} {
+		printed(t, name, want...)
+		must(t, limitshost.Limited(ctx, gpu, groupOf(t, name), 3<<30))
+	}
+	// A second process of a container gets the rest.
+	text, err := lab.Pods.Exec(ctx, "half", "app", limitshost.Allocator("--mib", "1072", "--mib", "1")...)
+	if want := "allocated 1072 MiB, 1072 MiB in all\nrejected 1 MiB, 1072 MiB in all: out of memory, code 2"; text != want {
+		t.Errorf("the second process of the pod printed %q (%v), want %q", text, err, want)
+	}
+
+	stated(t, accel.TierDriver, accel.TierDriver)
+	condition(t, wire.IsolationCondition, corev1.ConditionFalse, "")
+	must(t, poll.Until(ctx, podTimeout, "the label of the tier", func(ctx context.Context) error {
+		node, err := lab.Node.Get(ctx)
+		if err == nil && node.Labels["divvy.dev/nvidia.isolation"] != "driver" {
+			err = fmt.Errorf("labels are %v", node.Labels)
+		}
+		return err
+	}))
+	table, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "--resource", string(demos.GPUMemory), "--output", "wide", layout.NodeName)
+	must(t, err)
+	t.Log(table)
+	if !strings.Contains(table, "TIER") || strings.Count(table, "driver/none") != 2 {
+		t.Errorf("kubectl divvy inspect -o wide does not show tier driver of two GPUs:\n%s", table)
+	}
+
+	withoutHook(t, ctx)
+
+	// An administrator removes a limit by hand.
+	group := groupOf(t, "first")
+	must(t, limitshost.RemoveLimit(ctx, gpu, group))
+	must(t, poll.Until(ctx, demos.TwoPasses, "the limit to be back", func(ctx context.Context) error {
+		return limitshost.Limited(ctx, gpu, group, 3<<30)
+	}))
+	pod, err := lab.Pods.API.Get(ctx, "first", metav1.GetOptions{})
+	must(t, err)
+	_, err = lab.Pods.WaitEvent(ctx, podTimeout, pod, "it is 3072 MiB again")
+	must(t, err)
+	condition(t, wire.IsolationCondition, corev1.ConditionTrue, "/first/app was without its limit")
+	stated(t, accel.TierNone, accel.TierDriver)
+}
+
+// withoutHook checks that there is no container where the hook fails or is missing, and that
+// the pod's event says why.
+func withoutHook(t *testing.T, ctx context.Context) {
+	t.Helper()
+	refused := func(name, want string, spoil func()) {
+		t.Helper()
+		pod := allocating(name, 3, "--mib", "3072", "--mib", "1", "--hold")
+		pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		pod = create(t, pod)[0]
+		must(t, poll.Until(ctx, podTimeout, "the container to be refused", func(ctx context.Context) error {
+			spoil() // a pass may have repaired it
+			_, err := lab.Pods.WaitEvent(ctx, 100*time.Millisecond, pod, want)
+			return err
+		}))
+		if pod, err := lab.Pods.API.Get(ctx, name, metav1.GetOptions{}); err != nil || pod.Status.ContainerStatuses[0].State.Running != nil {
+			t.Errorf("the container runs without a limit (%v)", err)
+		}
+	}
+	restore := replaceHook(t, "#!/bin/sh\necho no limits today >&2\nexit 1\n")
+	refused("failing", "no limits today", func() {})
+	restore()
+	hook, err := limitshost.Hook()
+	must(t, err)
+	refused("missing", "no such file or directory", func() { must(t, os.RemoveAll(hook)) })
+	// The daemon installs it again, and kubelet tries again.
+	running(t, "failing", "missing")
+	printed(t, "missing", demos.Full...)
+	must(t, lab.Pods.Delete(ctx, "failing", "missing"))
+}
+
+// TestMemoryLimitsStay: limits and the tier outlast restarts, and are found missing where the
+// hook does nothing.
+func TestMemoryLimitsStay(t *testing.T) {
+	ctx, gpu := beginLimits(t)
+	showGroups(t, ctx)
+	again := allocating("again", 3, "--mib", "3072", "--mib", "1", "--hold")
+	again.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	start(t, again, allocating("calm", 3, "--mib", "3072", "--hold"))
+	alive := lives(t)
+
+	restarted := time.Now()
+	must(t, lab.Divvy.DeletePods(ctx, testenv.NodeDaemon))
+	must(t, poll.Until(ctx, podTimeout, "the restarted daemon to attest", func(ctx context.Context) error {
+		all, err := lab.Node.Isolations(ctx, demos.GPUMemory)
+		if err != nil {
+			return err
+		}
+		for _, one := range all {
+			if one.Memory != accel.TierDriver || one.Attested.Before(restarted) {
+				return fmt.Errorf("tier %q of %v is stated", one.Memory, one.Attested)
+			}
+		}
+		return nil
+	}))
+	undisturbed(t, alive)
+
+	before := alive["again/app"]
+	must(t, syscall.Kill(pidOf(t, "again"), syscall.SIGKILL))
+	must(t, poll.Until(ctx, podTimeout, "the container to be started again", func(context.Context) error {
+		if now := lives(t)["again/app"]; now == before || !strings.HasPrefix(now, "running") {
+			return errors.New(now)
+		}
+		return nil
+	}))
+	printed(t, "again", demos.Full...)
+	must(t, limitshost.Limited(ctx, gpu, groupOf(t, "again"), 3<<30))
+
+	// With a hook that does nothing, memory goes through that the limit rejects, and the next
+	// pass finds it.
+	restore := replaceHook(t, "#!/bin/sh\n")
+	start(t, allocating("breach", 2, "--mib", "3000", "--hold"))
+	printed(t, "breach", "allocated 3000 MiB, 3000 MiB in all")
+	condition(t, wire.IsolationCondition, corev1.ConditionTrue, "/breach/app")
+	stated(t, accel.TierNone, accel.TierDriver)
+	restore()
+	must(t, lab.Pods.Delete(ctx, "breach"))
+	stated(t, accel.TierDriver, accel.TierDriver)
+	condition(t, wire.IsolationCondition, corev1.ConditionFalse, "")
+}
+
+// beginLimits starts a test on cards of three vendors, of which NVIDIA's driver limits memory,
+// and with tier driver configured for it. It returns the first GPU.
+func beginLimits(t *testing.T) (context.Context, accel.DeviceID) {
+	t.Helper()
+	ctx := beginMixed(t)
+	plain, err := lab.Cards(demos.Mixed)
+	must(t, err)
+	hardware, err := limitshost.SetUp(ctx, plain)
+	if errors.Is(err, limitshost.ErrUnified) {
+		t.Skip(err)
+	}
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		must(t, errors.Join(lab.SetHardware(ctx, plain), limitshost.TearDown(ctx)))
+	})
+	must(t, err)
+	must(t, lab.SetHardware(ctx, hardware))
+	withValues(t, ctx, demos.LimitValues)
+	t.Cleanup(func() { must(t, lab.Pods.DeleteAll(context.WithoutCancel(ctx))) })
+	return ctx, accel.DeviceID(hardware.Cards[0].UUID)
+}
+
+// showGroups lets the daemon see control groups of version 2, and waits until the tier is stated.
+func showGroups(t *testing.T, ctx context.Context) {
+	t.Helper()
+	must(t, lab.Divvy.AddArgument(ctx, limitshost.Argument))
+	stated(t, accel.TierDriver, accel.TierDriver)
+}
+
+// allocating returns a pod that allocates memory of the first GPU.
+func allocating(name string, units int64, args ...string) *corev1.Pod {
+	return limitshost.Allocate(asking(name, demos.GPUMemory, units), args...)
+}
+
+// printed waits until a pod has printed these lines, and no others.
+func printed(t *testing.T, name string, lines ...string) {
+	t.Helper()
+	must(t, lab.Pods.WaitPrinted(t.Context(), podTimeout, name, "app", lines...))
+}
+
+// groupOf returns the control group of a pod's container.
+func groupOf(t *testing.T, name string) string {
+	t.Helper()
+	pod, err := lab.Pods.API.Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	group, err := limitshost.Group(pod)
+	must(t, err)
+	return group
+}
+
+// stated waits until the node states these tiers of its GPUs' memory.
+func stated(t *testing.T, want ...accel.Tier) {
+	t.Helper()
+	must(t, lab.Node.WaitTiers(t.Context(), podTimeout, demos.GPUMemory, want...))
+}
+
+// replaceHook puts a script in the place of the hook; restore puts the hook back.
+func replaceHook(t *testing.T, script string) (restore func()) {
+	t.Helper()
+	back, err := limitshost.ReplaceHook(script)
+	must(t, err)
+	return func() { must(t, back()) }
+}
