@@ -168,7 +168,7 @@ func (w *limitWatch) prepare(ctx context.Context, vendor string, found backend.F
 func (w *limitWatch) hook(ctx context.Context, vendor string, found backend.Found) (controller, hook string, err error) {
 	for _, p := range w.parts {
 		if p.config.Vendor == vendor && w.desk.resources[p.Resource] && (p.limit == nil || !p.inject.onlyCDI()) {
-			return "", "", fmt.Errorf("resource %s: isolation driver needs injection %s or %s, with specifications of Divvy and no other way",
+			return "", "", fmt.Errorf("resource %s: isolation driver needs injection %s or %s, with specifications of Divvy, alone",
 				p.Resource, config.InjectCDI, config.InjectCDIAnnotations)
 		}
 	}
