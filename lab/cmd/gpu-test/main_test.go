@@ -44,7 +44,7 @@ func TestWithABrokenDriver(t *testing.T) {
 // The versions of simulated drivers.
 const (
 	withoutLimits = "595.91.07"
-	withLimits    = "615.71.09" // which the stand-in does not go with: it lacks the functions
+	withLimits    = "615.71.09" // which the library here does not go with: it lacks the functions
 )
 
 // machine is a simulated machine with GPUs.
@@ -59,6 +59,7 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{t: t, topology: vendorsim.Topology{
 		Driver:    vendorsim.Driver{Version: withoutLimits},
+		Library:   vendorsim.Library{Lacks: limitFunctions},
 		Cards:     vendorsim.GPUs(4, 40<<10),
 		Processes: []vendorsim.Process{{Card: 1, PID: os.Getpid(), MemoryMiB: 500}},
 	}}

@@ -243,8 +243,8 @@ func (s *Demo) Overuse(ctx context.Context) error {
 		}
 		s.Checks.Contains("an event of greedy", message, text)
 	}
-	const greedy = "/greedy/app on enflame device "
-	if _, err := s.Node.WaitCondition(ctx, podTimeout, wire.OveruseCondition, corev1.ConditionTrue, greedy); err != nil {
+	const overusing = "/greedy/app on enflame device "
+	if _, err := s.Node.WaitCondition(ctx, podTimeout, wire.OveruseCondition, corev1.ConditionTrue, overusing); err != nil {
 		return err
 	}
 	now, err := s.Pods.API.Get(ctx, "greedy", metav1.GetOptions{})

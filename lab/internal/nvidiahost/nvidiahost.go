@@ -42,11 +42,15 @@ var Libraries = filepath.Join("/usr/lib", hardware.Multiarch())
 
 // InstallDriver puts a driver of that version below root, for the cards of a topology.
 func InstallDriver(ctx context.Context, root, version string, topology []byte) error {
+	cards, err := vendorsim.Parse(vendorsim.TopologyName, topology)
+	if err != nil {
+		return err
+	}
 	dir := filepath.Join(root, Libraries)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	management, err := vendorsim.Build(ctx, vendorsim.NVIDIA, dir)
+	management, err := vendorsim.Build(ctx, vendorsim.NVIDIA, dir, vendorsim.Without(cards.LibraryOf(vendorsim.NVIDIA).Lacks...))
 	if err != nil {
 		return err
 	}
@@ -60,7 +64,7 @@ func InstallDriver(ctx context.Context, root, version string, topology []byte) e
 	if err := SetTopology(root, topology); err != nil {
 		return err
 	}
-	if err := makeDevices(root, topology); err != nil {
+	if err := makeDevices(root, cards); err != nil {
 		return err
 	}
 	if err := InstallCUDA(ctx, dir, version); err != nil {
@@ -75,11 +79,7 @@ func InstallDriver(ctx context.Context, root, version string, topology []byte) e
 
 // makeDevices makes the device nodes of a topology's GPUs, as the driver's container has
 // them in its own /dev: devices that anybody may open.
-func makeDevices(root string, text []byte) error {
-	topology, err := vendorsim.Parse(vendorsim.TopologyName, text)
-	if err != nil {
-		return err
-	}
+func makeDevices(root string, topology vendorsim.Topology) error {
 	dir := filepath.Join(root, "dev")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
