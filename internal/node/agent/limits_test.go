@@ -21,11 +21,13 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/cgroup"
 	"github.com/divvy-gpu/divvy/internal/node/limits"
 	"github.com/divvy-gpu/divvy/internal/node/limits/install"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 )
 
@@ -226,6 +228,12 @@ func TestNotLimited(t *testing.T) {
 		"another injection":         {func(m *limiting) { m.world.pool.limit = nil }, "needs injection cdi", false},
 		"an unknown process":        {foreign, "no limit bounds a process of the host (python3)", true},
 		"processes that are hidden": {func(m *limiting) { _ = os.RemoveAll(filepath.Join(m.host, "proc/self/ns")) }, "PID namespace", true},
+		"an open runtime": {func(m *limiting) {
+			m.setup = func() *runtimesetup.Report {
+				return &runtimesetup.Report{Findings: []wire.SetupFinding{
+					{Kind: wire.ConflictingCDI, What: "two files"}, {Kind: wire.OpenEnvironment, What: "any container gets"}}}
+			}
+		}, "any container gets", true},
 		"no controller": {func(m *limiting) { m.put("sys/fs/cgroup/cgroup.controllers", "cpu") },
 			"neither the controller dmem", false},
 		"no control group of its own": {func(m *limiting) { m.put("proc/self/cgroup", "0::/gone\n") }, "own control group", true},

@@ -20,11 +20,13 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/cgroup"
 	"github.com/divvy-gpu/divvy/internal/node/limits"
 	"github.com/divvy-gpu/divvy/internal/node/limits/install"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/node/usage"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
@@ -44,6 +46,8 @@ type limitWatch struct {
 	cdiDir      string
 	discoveries *discoveries
 	records     *records
+	// setup returns what was found of the node's container runtime; it may be nil.
+	setup func() *runtimesetup.Report
 	// install installs the hook; it is install.Install.
 	install func(context.Context, install.Options) (string, error)
 	lost    *prometheus.CounterVec
@@ -59,8 +63,8 @@ type limitWatch struct {
 	preparing sync.Mutex
 	// installed are the hooks that a test run succeeded of, by vendor.
 	installed map[string]installedHook
-	told      logging.Changes
-	unread    logging.Changes
+	// problems and unread are what was logged last.
+	logged struct{ problems, unread logging.Changes }
 }
 
 // limiter is what a backend must be so that its devices can have limits.
@@ -79,7 +83,7 @@ func newLimitWatch(a *Agent) *limitWatch {
 	w := &limitWatch{
 		o: o, desk: a.cdi.limits, limiters: map[string]limiter{},
 		parts:    slices.Collect(a.offerings.parts(func(*offering, *pool) bool { return true })),
-		hostRoot: a.o.Config.DriverRoot, cdiDir: a.o.Config.CDIDir, discoveries: a.discoveries, records: a.records,
+		hostRoot: a.o.Config.DriverRoot, cdiDir: a.o.Config.CDIDir, discoveries: a.discoveries, records: a.records, setup: a.o.Setup,
 		install: install.Install, lost: defs.NodeIsolationLost.NewCounters(),
 		changed: a.signals.withdraw.raise, found: a.signals.wake.raise, node: a.tell, pod: a.tellPod, now: time.Now,
 		installed: map[string]installedHook{},
@@ -164,7 +168,7 @@ func (w *limitWatch) prepare(ctx context.Context, vendor string, found backend.F
 func (w *limitWatch) hook(ctx context.Context, vendor string, found backend.Found) (controller, hook string, err error) {
 	for _, p := range w.parts {
 		if p.config.Vendor == vendor && w.desk.resources[p.Resource] && (p.limit == nil || !p.inject.onlyCDI()) {
-			return "", "", fmt.Errorf("resource %s: isolation driver needs injection %s or %s, with specifications of Divvy and no other way",
+			return "", "", fmt.Errorf("resource %s: isolation driver needs injection %s or %s, with specifications of Divvy, alone",
 				p.Resource, config.InjectCDI, config.InjectCDIAnnotations)
 		}
 	}
@@ -202,7 +206,7 @@ func (w *limitWatch) pass(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	pods := w.records.pods.Cached()
 	seen, err := w.see(pods)
-	w.unread.Log(ctx, err, "Could not read all records of memory limits")
+	w.logged.unread.Log(ctx, err, "Could not read all records of memory limits")
 	_, vendors, _ := w.discoveries.all()
 	own, ownErr := w.ownGroup()
 	losses := map[accel.DeviceID][]limits.Loss{}
@@ -213,6 +217,7 @@ func (w *limitWatch) pass(ctx context.Context) {
 		if problem == nil {
 			problem = w.prepare(ctx, vendor, found)
 		}
+		problem = cmp.Or(problem, w.open())
 		problems = append(problems, problem)
 		for _, d := range found.Devices {
 			if d.Parent != "" || !w.offers(vendor, d) {
@@ -237,7 +242,7 @@ func (w *limitWatch) pass(ctx context.Context) {
 	if ctx.Err() != nil {
 		return // what was cut short proves nothing, and is no loss
 	}
-	w.told.Log(ctx, errors.Join(problems...), "Device memory cannot be limited")
+	w.logged.problems.Log(ctx, errors.Join(problems...), "Device memory cannot be limited")
 	status, fresh := w.watch.Look(losses, w.now())
 	for id, some := range fresh {
 		for _, l := range some {
@@ -267,6 +272,23 @@ func (w *limitWatch) attest() {
 		}
 		e.Attest(p.ID, stated)
 	}
+}
+
+// open returns why containers get devices without a limit by the node's container runtime.
+func (w *limitWatch) open() error {
+	if w.setup == nil {
+		return nil
+	}
+	report := w.setup()
+	if report == nil {
+		return nil
+	}
+	for _, f := range report.Findings {
+		if f.Kind == wire.OpenEnvironment {
+			return errors.New(f.What)
+		}
+	}
+	return nil
 }
 
 // offers reports whether a resource with limits is made of a device.

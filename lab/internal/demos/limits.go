@@ -150,9 +150,10 @@ func (l *limits) byHand(ctx context.Context) error {
 	if err := limitshost.RemoveLimit(ctx, l.gpu, group); err != nil {
 		return err
 	}
-	l.Checks.NoError("the limit of first is back within two passes", poll.Until(ctx, TwoPasses, "the limit", func(ctx context.Context) error {
+	back := poll.Until(ctx, TwoPasses, "the limit", func(ctx context.Context) error {
 		return limitshost.Limited(ctx, l.gpu, group, 3<<30)
-	}))
+	})
+	l.Checks.NoError("the limit of first is back within two passes", back)
 	l.Tell("after %.1f s", time.Since(begun).Seconds())
 	message, err := l.Pods.WaitEvent(ctx, podTimeout, pod, "it is 3072 MiB again")
 	if err != nil {
@@ -242,7 +243,8 @@ func (s *Demo) Overuse(ctx context.Context) error {
 		}
 		s.Checks.Contains("an event of greedy", message, text)
 	}
-	if _, err := s.Node.WaitCondition(ctx, podTimeout, wire.OveruseCondition, corev1.ConditionTrue, "/greedy/app on enflame device "); err != nil {
+	const overusing = "/greedy/app on enflame device "
+	if _, err := s.Node.WaitCondition(ctx, podTimeout, wire.OveruseCondition, corev1.ConditionTrue, overusing); err != nil {
 		return err
 	}
 	now, err := s.Pods.API.Get(ctx, "greedy", metav1.GetOptions{})

@@ -59,7 +59,8 @@ func SetUp(ctx context.Context, topology vendorsim.Topology) (vendorsim.Topology
 	}
 	topology = topology.Clone()
 	driver := topology.DriverOf(vendorsim.NVIDIA)
-	driver.Version, driver.MemoryAccounting, driver.Persistence, driver.Run = Version, vendorsim.MemoryAccountingMisc, true, layout.DriverDir
+	driver.Version, driver.Run = Version, layout.DriverDir
+	driver.MemoryAccounting, driver.Persistence = vendorsim.MemoryAccountingMisc, true
 	topology.Drivers[vendorsim.NVIDIA] = driver
 	topology.ControlGroups = vendorsim.ControlGroups{Root: layout.CgroupRoot}
 	if err := mount(); err != nil {
