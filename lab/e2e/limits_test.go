@@ -104,7 +104,8 @@ func withoutHook(t *testing.T, ctx context.Context) {
 			_, err := lab.Pods.WaitEvent(ctx, 100*time.Millisecond, pod, want)
 			return err
 		}))
-		if pod, err := lab.Pods.API.Get(ctx, name, metav1.GetOptions{}); err != nil || pod.Status.ContainerStatuses[0].State.Running != nil {
+		pod, err := lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
+		if err != nil || pod.Status.ContainerStatuses[0].State.Running != nil {
 			t.Errorf("the container runs without a limit (%v)", err)
 		}
 	}
