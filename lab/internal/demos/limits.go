@@ -258,7 +258,12 @@ func (s *Demo) Overuse(ctx context.Context) error {
 	if err := spare(ctx); err != nil {
 		return err
 	}
-	s.Checks.NoError("without the budget greedy is evicted", s.Pods.WaitGone(ctx, "greedy"))
+	s.Checks.NoError("without the budget greedy goes", s.Pods.WaitGone(ctx, "greedy"))
+	message, err := s.Pods.WaitEvent(ctx, podTimeout, before["greedy"], "the pod is evicted")
+	if err != nil {
+		return err
+	}
+	s.Checks.Contains("an event of greedy", message, "the pod is evicted")
 	if _, err := s.Node.WaitCondition(ctx, podTimeout, wire.OveruseCondition, corev1.ConditionFalse, "no container"); err != nil {
 		return err
 	}
