@@ -131,16 +131,19 @@ func TestMemoryLimitsStay(t *testing.T) {
 	start(t, again, allocating("calm", 3, "--mib", "3072", "--hold"))
 	alive := lives(t)
 
-	restarted := time.Now()
 	must(t, lab.Divvy.DeletePods(ctx, testenv.NodeDaemon))
+	restarted := time.Now()
 	must(t, poll.Until(ctx, podTimeout, "the restarted daemon to attest", func(ctx context.Context) error {
 		all, err := lab.Node.Isolations(ctx, demos.GPUMemory)
 		if err != nil {
 			return err
 		}
 		for _, one := range all {
-			if one.Memory != accel.TierDriver || one.Attested.Before(restarted) {
-				return fmt.Errorf("tier %q of %v is stated", one.Memory, one.Attested)
+			if one.Memory != accel.TierDriver {
+				return fmt.Errorf("%w: tier %q is stated", poll.ErrHopeless, one.Memory)
+			}
+			if one.Attested.Before(restarted) {
+				return fmt.Errorf("last attested at %v", one.Attested)
 			}
 		}
 		return nil
