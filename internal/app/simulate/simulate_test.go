@@ -308,7 +308,7 @@ func TestLiveCluster(t *testing.T) {
 		asks[p.Name] = fmt.Sprint(p.Ask.Units, " on ", p.Ask.Devices, " of ", p.Ask.Only, ", ", p.Ask.CPU, " and ", p.Ask.Memory)
 	}
 	if d := cmp.Diff(map[string]string{
-		"team/small": "4 on 1 of <nil>, 1000 and 1024", "team/large": "16 on 1 of &{[S6*] [] [] []}, 1000 and 1024",
+		"team/small": "4 on 1 of <nil>, 1000 and 1024", "team/large": "16 on 1 of &{[S6*] [] [] [] none}, 1000 and 1024",
 		"team/pair": "10 on 2 of <nil>, 1000 and 1024",
 	}, asks); d != "" {
 		t.Errorf("asks (-want +got):\n%s", d)
