@@ -414,3 +414,21 @@ func TestTierOfADaemonThatStarts(t *testing.T) {
 		t.Errorf("device a is at tier %s after a pass that found a loss", tier())
 	}
 }
+
+// The first pass counts at once, so it must not be made while a discovery has ended and the parts
+// do not have its devices yet, as while the hook is installed.
+func TestFirstPassAwaitsTheParts(t *testing.T) {
+	m := newLimiting(t, "1")
+	begins := func(limit time.Duration) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		return awaitRecords(ctx, m.discoveries, m.world.records, time.Hour, time.Now)
+	}
+	if begins(3 * usageStart) {
+		t.Error("it begins before the parts have the devices")
+	}
+	m.discoveries.told("enflame")
+	if !begins(time.Minute) {
+		t.Error("it does not begin when they have them")
+	}
+}

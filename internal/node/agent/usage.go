@@ -179,13 +179,11 @@ func (u *usageWatch) await(ctx context.Context) bool {
 	return awaitRecords(ctx, u.discoveries, u.records, time.Duration(u.config.Interval), u.now)
 }
 
-// awaitRecords waits until it is known which containers hold what, and an interval at most for
-// devices. It is false when ctx has ended.
+// awaitRecords waits until it is known which containers hold what, and an interval at most until
+// the parts have the devices. It is false when ctx has ended.
 func awaitRecords(ctx context.Context, d *discoveries, r *records, interval time.Duration, now func() time.Time) bool {
 	for since := now(); ; {
-		_, _, looked := d.all()
-		looked = looked || now().Sub(since) >= interval
-		if looked && r.listed() && r.pods.Synced() {
+		if (d.untold() == nil || now().Sub(since) >= interval) && r.listed() && r.pods.Synced() {
 			return true
 		}
 		if !sleep(ctx, usageStart) {
