@@ -261,6 +261,9 @@ func (w *cdiWriter) specifyLimits(p *pool, devices []accel.Device, mine cdiKinds
 			total += len(all[d.ID])
 		}
 	}
+	if len(all) == 0 {
+		return
+	}
 	file := w.onDisk(limitKind).devices
 	for id, some := range all {
 		if len(some) > 0 && total <= maxLimitNames {
