@@ -233,7 +233,10 @@ func (w *Watch) Look(losses map[accel.DeviceID][]Loss, now time.Time) (status ma
 		}
 		status[id] = Status{Losses: found}
 		for _, l := range found {
-			if !slices.ContainsFunc(before.Losses, func(b Loss) bool { return b.Cause == l.Cause && b.Container == l.Container }) {
+			// That a limit was lost follows from the loss that was found before it was set again.
+			if !slices.ContainsFunc(before.Losses, func(b Loss) bool {
+				return b.Container == l.Container && (b.Cause == l.Cause || l.Cause == CauseRepaired)
+			}) {
 				fresh[id] = append(fresh[id], l)
 			}
 		}

@@ -131,6 +131,7 @@ func TestWatch(t *testing.T) {
 	look("a loss", false, 1, loss(CauseMissing))
 	look("the same loss", false, 0, loss(CauseMissing))
 	look("one more", false, 1, loss(CauseMissing), loss(CauseProcess))
+	look("a limit that was set again", false, 0, loss(CauseRepaired))
 	look("none", false, 0)
 	look("the loss again", false, 1, loss(CauseMissing))
 	look("none", false, 0)
