@@ -70,7 +70,7 @@ func open(driverRoot string) (*memlimit.Library, error) {
 	return memlimit.Open(memlimit.Places(backend.Options{DriverRoot: driverRoot}))
 }
 
-func limit(ctx context.Context, args []string, s Streams) (err error) {
+func limit(ctx context.Context, args []string, s Streams) error {
 	set, driverRoot := flags("limit")
 	device := set.String("device", "", "UUID of the GPU")
 	mib := set.Uint64("hard-mib", 0, "limit in MiB")
@@ -91,7 +91,7 @@ func limit(ctx context.Context, args []string, s Streams) (err error) {
 		return fmt.Errorf("--hard-mib=%d is too large", *mib)
 	}
 	h.Device, h.Bytes = accel.DeviceID(*device), *mib*limits.MiB
-	err = h.Run(ctx, s.In, func() (limits.Driver, error) { return open(*driverRoot) })
+	err := h.Run(ctx, s.In, func() (limits.Driver, error) { return open(*driverRoot) })
 	if err != nil && *clears {
 		fmt.Fprintln(s.Err, "divvy-hook:", oneLine(err))
 		return nil

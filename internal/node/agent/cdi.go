@@ -216,8 +216,9 @@ func (w *cdiWriter) path(kind string) string { return filepath.Join(w.dir, cdiFi
 func (w *cdiWriter) ensure(kind string) error {
 	file := w.onDisk(kind)
 	all := cdiDevices{}
+	// A container that was given a limit has it also when it starts again after its resource has
+	// none any more.
 	if w.silent() || kind == limitKind {
-		// A container whose resource has no limits any more has the limit of its start when it starts again.
 		maps.Copy(all, file.devices)
 	}
 	for _, kinds := range w.wanted {
@@ -236,18 +237,16 @@ func (w *cdiWriter) ensure(kind string) error {
 	if err != nil {
 		return err
 	}
-	if bytes.Equal(data, file.data) {
-		w.ensured[kind] = cdiOnDisk{common: common, devices: all, data: data}
-		return nil
+	if !bytes.Equal(data, file.data) {
+		// The mode is the one that kubelet gives the folder.
+		if err := os.MkdirAll(w.dir, 0o755); err != nil {
+			return err
+		}
+		if _, err := atomicfile.Replace(w.path(kind), data, 0o600); err != nil {
+			return err
+		}
+		w.files[kind] = readCDI(w.path(kind))
 	}
-	// The mode is the one that kubelet gives the folder.
-	if err := os.MkdirAll(w.dir, 0o755); err != nil {
-		return err
-	}
-	if _, err := atomicfile.Replace(w.path(kind), data, 0o600); err != nil {
-		return err
-	}
-	w.files[kind] = readCDI(w.path(kind))
 	w.ensured[kind] = cdiOnDisk{common: common, devices: all, data: data}
 	return nil
 }

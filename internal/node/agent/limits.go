@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,16 +27,9 @@ import (
 // LimitOptions say how containers get limits in the driver. The zero value is for hosts that
 // are real.
 type LimitOptions struct {
-	// Program is the file of the hook as this process sees it, and Dir the folder on the host
-	// that gets it; install.DefaultProgram and install.DefaultDir when empty.
-	Program, Dir string
-	// RecordDir is the folder on the host of the hook's records, limits.RecordDir when empty.
-	RecordDir string
 	// ProcRoot and CgroupRoot replace the host's /proc and /sys/fs/cgroup, for the hook too.
 	// They are for hosts that are simulated.
 	ProcRoot, CgroupRoot string
-	// Interval is the time between two passes, limitInterval when zero.
-	Interval time.Duration
 }
 
 const (
@@ -189,7 +183,7 @@ func (d *limitDesk) device(vendor string, id accel.DeviceID, mib uint64) (cdispe
 	}
 	args = append(args, "--driver-root="+d.driverRoot(vendor))
 	for _, root := range []struct{ flag, value string }{
-		{"--proc-root=", d.o.ProcRoot}, {"--cgroup-root=", d.o.CgroupRoot}, {"--record-dir=", d.o.RecordDir},
+		{"--proc-root=", d.o.ProcRoot}, {"--cgroup-root=", d.o.CgroupRoot},
 	} {
 		if root.value != "" {
 			args = append(args, root.flag+root.value)
@@ -293,12 +287,7 @@ func (w *cdiWriter) specifyLimits(p *pool, devices []accel.Device, mine cdiKinds
 
 // limitOf is the device that a CDI device of limitKind is about.
 func limitOf(name string) accel.DeviceID {
-	for i := len(name) - 1; i >= 0; i-- {
-		if name[i] == '.' {
-			return accel.DeviceID(name[:i])
-		}
-	}
-	return ""
+	return accel.DeviceID(name[:max(strings.LastIndexByte(name, '.'), 0)])
 }
 
 // renewed returns a CDI device that was on the disk as it is to be now. The caller holds mu.

@@ -103,18 +103,17 @@ func newLimitWatch(a *Agent) *limitWatch {
 
 // run makes passes until ctx ends.
 func (w *limitWatch) run(ctx context.Context) {
-	interval := cmp.Or(w.o.Interval, limitInterval)
 	defer func() {
 		w.desk.end()
 		w.attest()
 	}()
-	if !awaitRecords(ctx, w.discoveries, w.records, interval, w.now) {
+	if !awaitRecords(ctx, w.discoveries, w.records, limitInterval, w.now) {
 		return
 	}
-	tick := time.NewTicker(interval)
+	tick := time.NewTicker(limitInterval)
 	defer tick.Stop()
 	for {
-		bounded, cancel := context.WithTimeout(ctx, interval)
+		bounded, cancel := context.WithTimeout(ctx, limitInterval)
 		w.pass(bounded)
 		cancel()
 		if ctx.Err() != nil {
@@ -137,7 +136,7 @@ func (w *limitWatch) cgroupRoot() string {
 }
 
 func (w *limitWatch) recordDir() string {
-	return filepath.Join(w.hostRoot, cmp.Or(w.o.RecordDir, limits.RecordDir))
+	return filepath.Join(w.hostRoot, limits.RecordDir)
 }
 
 // prepare finds out whether containers of a vendor's devices can be limited, and installs the
@@ -188,8 +187,8 @@ func (w *limitWatch) hook(ctx context.Context, vendor string, found backend.Foun
 			return controller, before.path, nil
 		}
 	}
-	o := install.Options{Program: cmp.Or(w.o.Program, install.DefaultProgram), HostRoot: w.hostRoot,
-		Dir: cmp.Or(w.o.Dir, install.DefaultDir), DriverRoot: w.desk.driverRoot(vendor)}
+	o := install.Options{Program: install.DefaultProgram, HostRoot: w.hostRoot, Dir: install.DefaultDir,
+		DriverRoot: w.desk.driverRoot(vendor)}
 	if hook, err = w.install(ctx, o); err != nil {
 		return "", "", err
 	}
@@ -201,7 +200,7 @@ func (w *limitWatch) hook(ctx context.Context, vendor string, found backend.Foun
 	return controller, hook, nil
 }
 
-// pass examines all devices, sets missing limits again, and tells what has changed.
+// pass examines all devices, sets missing limits again, and reports what has changed.
 func (w *limitWatch) pass(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	pods := w.records.pods.Cached()

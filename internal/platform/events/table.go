@@ -124,7 +124,7 @@ var (
 	})
 	IsolationRepaired = define(Kind{
 		"IsolationRepaired", corev1.EventTypeWarning, "Pod", Node,
-		"The memory limit of a container was missing or another one than its allocation, and was set again. The container may hold " +
+		"The memory limit of a container was missing or differed from its allocation, and was set again. The container may hold " +
 			"more than its allocation; its device states no isolation until the container has ended.",
 	})
 	ConfigurationReloaded = define(Kind{

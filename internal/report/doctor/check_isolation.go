@@ -28,27 +28,20 @@ func checkLimits(s *Snapshot, f *findings) {
 	}
 }
 
-// checkIsolation tells the pods that require a tier of isolation that no device of any node
+// checkIsolation reports the pods that require a tier of isolation that no device of any node
 // states. Pods of which some node has devices with the tier wait for capacity.
 func checkIsolation(s *Snapshot, f *findings) {
 	stated := map[accel.Resource]map[string]accel.TierSet{} // by node
-	for i := range s.Nodes {
-		all, err := inventory(&s.Nodes[i])
-		if err != nil {
-			continue // told by the check of inventories
-		}
-		for _, in := range all {
-			if in.Unit == "" {
-				continue
-			}
+	for node, memory := range memoryInventories(s) {
+		for resource, in := range memory {
 			var tiers accel.TierSet
 			for _, share := range in.Shares {
 				tiers.Add(share.Isolation.At(s.Taken).Memory)
 			}
-			if stated[in.Resource] == nil {
-				stated[in.Resource] = map[string]accel.TierSet{}
+			if stated[resource] == nil {
+				stated[resource] = map[string]accel.TierSet{}
 			}
-			stated[in.Resource][s.Nodes[i].Name] = tiers
+			stated[resource][node] = tiers
 		}
 	}
 	resources := slices.Sorted(maps.Keys(stated))

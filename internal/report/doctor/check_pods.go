@@ -117,22 +117,13 @@ func checkFailed(s *Snapshot, f *findings) {
 	}
 }
 
-// checkGrants compares the grants on pods with one another, with the nodes that
-// they are on, and with what devices hold. Whether a grant is signed rightly the
-// extender and the nodes decide.
-func checkGrants(s *Snapshot, f *findings) {
-	type device struct {
-		node     string
-		resource accel.Resource
-		id       accel.DeviceID
-	}
-	granted := map[device]int64{}
-	holders := map[device][]string{}
+// memoryInventories returns the inventories of memory by node and resource.
+func memoryInventories(s *Snapshot) map[string]map[accel.Resource]accel.Inventory {
 	memory := map[string]map[accel.Resource]accel.Inventory{}
 	for i := range s.Nodes {
 		all, err := inventory(&s.Nodes[i])
 		if err != nil {
-			continue // told by the check of inventories
+			continue // the check of inventories reports it
 		}
 		for _, in := range all {
 			if in.Unit == "" {
@@ -144,6 +135,21 @@ func checkGrants(s *Snapshot, f *findings) {
 			memory[s.Nodes[i].Name][in.Resource] = in
 		}
 	}
+	return memory
+}
+
+// checkGrants compares the grants on pods with one another, with the nodes that
+// they are on, and with what devices hold. Whether a grant is signed rightly the
+// extender and the nodes decide.
+func checkGrants(s *Snapshot, f *findings) {
+	type device struct {
+		node     string
+		resource accel.Resource
+		id       accel.DeviceID
+	}
+	granted := map[device]int64{}
+	holders := map[device][]string{}
+	memory := memoryInventories(s)
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		resources := memory[p.Spec.NodeName]

@@ -91,7 +91,7 @@ control groups of version 1, on which the driver keeps no limits.`)
 	}
 	l.Say(`
 Now the daemon sees the lab's control groups of version 2. It installs the hook,
-tries a limit of its own, and states the tier after two passes without a loss.`)
+tries a limit of its own, and states the tier after a pass without a loss.`)
 	if err := l.Divvy.AddArgument(ctx, limitshost.Argument); err != nil {
 		return err
 	}

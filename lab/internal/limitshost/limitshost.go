@@ -47,7 +47,7 @@ const Argument = "--cgroup-root=" + layout.CgroupRoot
 // version 2 is made beside.
 var ErrUnified = errors.New("the lab shows limits only on nodes with control groups of both versions")
 
-// SetUp makes such a node anew, until TearDown. It returns the topology whose driver has the limits,
+// SetUp makes such a node, until TearDown. It returns the topology whose driver has the limits,
 // for the caller to put into force.
 func SetUp(ctx context.Context, topology vendorsim.Topology) (vendorsim.Topology, error) {
 	var system unix.Statfs_t
