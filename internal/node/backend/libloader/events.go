@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
 
 // eventWait is how long one call waits for an event. It is short, because the
@@ -35,8 +33,8 @@ func (s *Loader[L]) AwaitEvent(ctx context.Context, once func(lib L, wait time.D
 		start := time.Now()
 		heard, err := once(lib, wait)
 		switch {
-		case errors.Is(err, backend.ErrClosed):
-			continue // that library was released meanwhile; whether for good, Current says
+		case errors.Is(err, ErrNotInitialised):
+			continue // that library was released meanwhile; what is loaded now, Current says
 		case err != nil:
 			return fmt.Errorf("%s: %w", s.steps.Vendor, err)
 		case heard:

@@ -149,18 +149,19 @@ func (s *Loader[L]) Initialised() bool { return s.initialised.Load() }
 func (s *Loader[L]) Session() uint64 { return s.session.Load() }
 
 // Call runs f, which calls functions of lib about the device of that index or
-// callqueue.Library, on one of the loader's queues; name is what errors call it. It fails with backend.ErrClosed when lib is no longer
-// the library that is loaded, and with ErrNotInitialised between the moment in which
-// a discovery shut the library down and the one in which it initialised it anew.
+// callqueue.Library, on one of the loader's queues; name is what errors call it. It fails
+// with backend.ErrClosed after Close, and with ErrNotInitialised when lib is no longer the
+// library that is loaded, and between the moment in which a discovery shut the library
+// down and the one in which it initialised it anew.
 func Call[L Library, T any](ctx context.Context, s *Loader[L], on *callqueue.Queue, lib L, about int, name string, f func() (T, error)) (T,
 	error) {
 	return callqueue.Run(ctx, on, about, name, func() (T, error) {
-		if s.loaded() != lib {
-			var none T
-			return none, backend.ErrClosed
-		}
-		if !s.initialised.Load() {
-			var none T
+		var none T
+		loaded, err := s.Current()
+		switch {
+		case err != nil:
+			return none, err
+		case loaded != lib || !s.initialised.Load():
 			return none, ErrNotInitialised
 		}
 		return f()

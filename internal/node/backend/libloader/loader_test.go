@@ -198,6 +198,12 @@ func TestCallOfALibraryThatIsGone(t *testing.T) {
 	if got, err := call(); got != 7 || err != nil {
 		t.Errorf("Call = %d, %v", got, err)
 	}
+	if err := w.Loader.release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := call(); got != 0 || !errors.Is(err, ErrNotInitialised) || errors.Is(err, backend.ErrClosed) {
+		t.Errorf("Call after a release = %d, %v", got, err)
+	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +250,7 @@ func TestAwaitEvent(t *testing.T) {
 	times = 0
 	err = w.AwaitEvent(t.Context(), func(*library, time.Duration) (bool, error) {
 		times++
-		return true, map[bool]error{true: backend.ErrClosed}[times == 1]
+		return true, map[bool]error{true: ErrNotInitialised}[times == 1]
 	})
 	if err != nil || times != 2 {
 		t.Errorf("error %v after %d calls; want the second one's event", err, times)

@@ -37,7 +37,7 @@ func TestMeasure(t *testing.T) {
 				t.Helper()
 				_ = w.Loader.release(t.Context())
 			},
-			err: backend.ErrClosed, want: ErrNotInitialised, unavailable: true,
+			err: ErrNotInitialised, want: ErrNotInitialised, unavailable: true,
 		},
 		"an error of the device": {err: lost, want: lost},
 	} {
