@@ -395,6 +395,10 @@ lab-down: root ## Stop it and remove every process, mount, interface and file of
 soak: root ## Create and delete pods at random with restarts in between, then compare all books.
 	@cd lab && go run ./cmd/soak
 
+.PHONY: soak-limits
+soak-limits: root ## Let pods try for more than their limits with restarts in between, and compare limits, use and tiers all the time.
+	@cd lab && go run ./cmd/soak --limits
+
 .PHONY: root
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "This starts a Kubernetes on this machine and therefore needs root: sudo make $(firstword $(MAKECMDGOALS))" >&2; exit 1; }

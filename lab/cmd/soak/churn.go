@@ -33,6 +33,7 @@ type churn struct {
 	lab      *testenv.Env
 	rng      *rand.Rand
 	capacity int64
+	kind     kind
 
 	mu      sync.Mutex // guards what follows
 	created int
@@ -47,9 +48,15 @@ type churn struct {
 	died map[types.UID]string
 }
 
-func newChurn(s *testenv.Env, rng *rand.Rand, capacity int64) *churn {
+// kind is what a churn makes.
+type kind struct {
+	make  func(s *testenv.Env, rng *rand.Rand, name string) *corev1.Pod
+	units func(*corev1.Pod) int64 // what a pod takes of the capacity
+}
+
+func newChurn(s *testenv.Env, rng *rand.Rand, capacity int64, k kind) *churn {
 	return &churn{
-		lab: s, rng: rng, capacity: capacity,
+		lab: s, rng: rng, capacity: capacity, kind: k,
 		ran: map[types.UID]bool{}, refused: map[types.UID]string{}, died: map[types.UID]string{},
 	}
 }
@@ -72,7 +79,7 @@ func (c *churn) run(ctx context.Context) {
 		}
 		var demand int64
 		for _, pod := range living {
-			demand += testenv.Units(pod)
+			demand += c.kind.units(pod)
 		}
 		// Ask for a little more than there is, but wait after a refusal, as a
 		// controller does.
@@ -145,7 +152,7 @@ func (c *churn) pauseUntil() time.Time {
 func (c *churn) create(ctx context.Context) {
 	c.mu.Lock()
 	c.created++
-	pod := newPod(c.lab, c.rng, fmt.Sprintf("soak-%04d", c.created))
+	pod := c.kind.make(c.lab, c.rng, fmt.Sprintf("soak-%04d", c.created))
 	c.mu.Unlock()
 	// What was not made is made under another name.
 	_, _ = c.lab.Pods.Create(ctx, pod)

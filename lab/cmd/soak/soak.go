@@ -30,7 +30,12 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	s, err := testenv.SetUp(ctx, testenv.Options{Topology: testenv.Guide, MemoryUnit: "1", Namespace: namespace, Undo: !o.keep, Out: out})
+	environment, play := testenv.Options{Topology: testenv.Guide, MemoryUnit: "1"}, playBooks
+	if o.limits {
+		environment, play = limitsEnvironment, playLimits
+	}
+	environment.Namespace, environment.Undo, environment.Out = namespace, !o.keep, out
+	s, err := testenv.SetUp(ctx, environment)
 	if err != nil {
 		return err
 	}
@@ -40,6 +45,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		}
 		err = errors.Join(err, s.Close())
 	}()
+	return play(ctx, s, o, out)
+}
+
+// playBooks compares all books at the end.
+func playBooks(ctx context.Context, s *testenv.Env, o options, out io.Writer) error {
 	const capacity = 8 * cardUnits
 	if _, err := s.Node.WaitAllocatable(ctx, time.Minute, product.Resource, capacity); err != nil {
 		return err
@@ -61,7 +71,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, out io.Writer) (result, error) {
 	auditor := audit.New(s)
 	watch := audit.NewWatch(auditor)
-	churn := newChurn(s, rand.New(rand.NewPCG(o.seed, 1)), capacity) //nolint:gosec // chance, not secrecy
+	churn := newChurn(s, rand.New(rand.NewPCG(o.seed, 1)), capacity, kind{newPod, testenv.Units}) //nolint:gosec // chance, not secrecy
 
 	var work, watching sync.WaitGroup
 	watchCtx, stopWatch := context.WithCancel(ctx)

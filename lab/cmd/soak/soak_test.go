@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -87,7 +89,7 @@ func TestSameSeedSamePods(t *testing.T) {
 }
 
 func TestNote(t *testing.T) {
-	c := newChurn(nil, nil, 0)
+	c := newChurn(nil, nil, 0, kind{})
 	pod := func(name string, status corev1.PodStatus) *corev1.Pod {
 		p := &corev1.Pod{Status: status}
 		p.Name, p.UID = name, types.UID(name)
@@ -142,5 +144,46 @@ func TestResult(t *testing.T) {
 		if err := bad.faults(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("faults %v, want one with %q", err, want)
 		}
+	}
+}
+
+// TestNewGreedyPod: there are pods that try for more than their allocation, and such that do not.
+func TestNewGreedyPod(t *testing.T) {
+	s := &testenv.Env{Pods: testenv.Pods{Namespace: "n"}}
+	rng := rand.New(rand.NewPCG(1, 1))
+	greedy := map[bool]int{}
+	for i := range 100 {
+		pod := newGreedyPod(s, rng, fmt.Sprint(i))
+		if units := greedyUnits(pod); units < 1 || units > 8 {
+			t.Fatalf("pod of %d units", units)
+		}
+		greedy[strings.Count(strings.Join(pod.Spec.Containers[0].Command, " "), "--mib") == 2]++
+	}
+	if greedy[true] < 20 || greedy[false] < 20 {
+		t.Errorf("pods that try for more: %v", greedy)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	limit := func(bytes, used uint64) backend.MemoryLimit {
+		return backend.MemoryLimit{Bytes: bytes, UsedBytes: used}
+	}
+	for name, test := range map[string]struct {
+		limits map[accel.DeviceID]backend.MemoryLimit
+		wrong  string
+		full   bool
+	}{
+		"as allocated":        {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(8, 3)}},
+		"at its limit":        {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(8, 8)}, full: true},
+		"no limit":            {wrong: "limits on 0 GPUs, want one"},
+		"two GPUs":            {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(8, 0), "b": limit(8, 0)}, wrong: "limits on 2 GPUs, want one"},
+		"another limit":       {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(9, 3)}, wrong: "the limit on a is 9 bytes, allocated are 8"},
+		"more than its limit": {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(8, 9)}, wrong: "9 bytes of a are in use, allocated are 8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if wrong, full := judge(test.limits, 8); wrong != test.wrong || full != test.full {
+				t.Errorf("judge = %q, %v; want %q, %v", wrong, full, test.wrong, test.full)
+			}
+		})
 	}
 }

@@ -152,6 +152,23 @@ func Limited(ctx context.Context, gpu accel.DeviceID, group string, bytes uint64
 	})
 }
 
+// Limits returns what the driver says of a group and each of the GPUs on which it has a limit.
+func Limits(ctx context.Context, gpus []accel.DeviceID, group string) (limits map[accel.DeviceID]backend.MemoryLimit, err error) {
+	limits = map[accel.DeviceID]backend.MemoryLimit{}
+	return limits, use(func(driver *memlimit.Library) error {
+		for _, gpu := range gpus {
+			limit, err := driver.Limit(ctx, gpu, group)
+			switch {
+			case err == nil:
+				limits[gpu] = limit
+			case !errors.Is(err, backend.ErrNoLimit):
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // RemoveLimit removes the limit of a group from the driver, as nvidia-smi does for an
 // administrator.
 func RemoveLimit(ctx context.Context, gpu accel.DeviceID, group string) error {
