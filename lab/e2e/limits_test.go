@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -94,31 +95,59 @@ func TestMemoryLimits(t *testing.T) {
 // the pod's event says why.
 func withoutHook(t *testing.T, ctx context.Context) {
 	t.Helper()
-	refused := func(name, want string, spoil func()) {
-		t.Helper()
+	greedy := func(name string) *corev1.Pod {
 		pod := allocating(name, 3, "--mib", "3072", "--mib", "1", "--hold")
 		pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-		pod = create(t, pod)[0]
-		must(t, poll.Until(ctx, podTimeout, "the container to be refused", func(ctx context.Context) error {
-			spoil() // a pass may have repaired it
-			_, err := lab.Pods.WaitEvent(ctx, 100*time.Millisecond, pod, want)
-			return err
-		}))
-		pod, err := lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
+		return pod
+	}
+	refused := func(pod *corev1.Pod, want string) {
+		t.Helper()
+		_, err := lab.Pods.WaitEvent(ctx, podTimeout, pod, want)
+		must(t, err)
+		pod, err = lab.Pods.API.Get(ctx, pod.Name, metav1.GetOptions{})
 		if err != nil || pod.Status.ContainerStatuses[0].State.Running != nil {
 			t.Errorf("the container runs without a limit (%v)", err)
 		}
 	}
 	restore := replaceHook(t, "#!/bin/sh\necho no limits today >&2\nexit 1\n")
-	refused("failing", "no limits today", func() {})
+	refused(create(t, greedy("failing"))[0], "no limits today")
 	restore()
+
+	// The hook goes between the allocation and the start of the container. The daemon stands
+	// still meanwhile, as it would install the hook again, or withdraw the tier.
+	missing := greedy("missing")
+	missing.Spec.InitContainers = []corev1.Container{testenv.Container("early", 0, "sleep", "5")}
+	missing = create(t, missing)[0]
+	must(t, poll.Until(ctx, podTimeout, "the init container to run", func(ctx context.Context) error {
+		pod, err := lab.Pods.API.Get(ctx, "missing", metav1.GetOptions{})
+		if err == nil && (len(pod.Status.InitContainerStatuses) == 0 || pod.Status.InitContainerStatuses[0].State.Running == nil) {
+			err = errors.New(testenv.Describe(pod))
+		}
+		return err
+	}))
+	resume := holdDaemon(t, ctx)
 	hook, err := limitshost.Hook()
 	must(t, err)
-	refused("missing", "no such file or directory", func() { must(t, os.RemoveAll(hook)) })
+	must(t, os.RemoveAll(hook))
+	refused(missing, "no such file or directory")
+	resume()
 	// The daemon installs it again, and kubelet tries again.
 	running(t, "failing", "missing")
 	printed(t, "missing", demos.Full...)
 	must(t, lab.Pods.Delete(ctx, "failing", "missing"))
+}
+
+// holdDaemon stops the node's daemon until resume, or the end of the test.
+func holdDaemon(t *testing.T, ctx context.Context) (resume func()) {
+	t.Helper()
+	pod, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
+	must(t, err)
+	pid, err := testenv.ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+	must(t, err)
+	must(t, syscall.Kill(pid, syscall.SIGSTOP))
+	resume = sync.OnceFunc(func() { must(t, syscall.Kill(pid, syscall.SIGCONT)) })
+	t.Cleanup(resume)
+	return resume
 }
 
 // TestMemoryLimitsStay: limits and the tier outlast restarts, and are found missing where the

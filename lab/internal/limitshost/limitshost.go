@@ -198,7 +198,8 @@ func ReplaceHook(script string) (restore func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
+	// There is a hook at every moment, or the daemon might install its own again.
 	kept, replacement := hook+".kept", hook+".script"
 	return func() error { return os.Rename(kept, hook) },
-		errors.Join(os.WriteFile(replacement, []byte(script), 0o755), os.Rename(hook, kept), os.Rename(replacement, hook))
+		errors.Join(os.WriteFile(replacement, []byte(script), 0o755), os.Link(hook, kept), os.Rename(replacement, hook))
 }
