@@ -26,13 +26,14 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// limitsEnvironment has two GPUs of 40 GB beside cards of other vendors, and use is measured.
+// limitsEnvironment has two GPUs of 40 GB beside cards of other vendors.
 var limitsEnvironment = testenv.Options{
 	Topology: demos.Mixed, MemoryUnit: "1", Values: []string{demos.MixedValues}, Label: demos.Present,
-	Set: []string{demos.LimitValues, "node.usage.enabled=true", "node.usage.interval=5s"},
 }
 
 const (
+	// limitValues are for the node that limitshost makes: limits, and use is measured.
+	limitValues = demos.LimitValues + ",node.usage.enabled=true,node.usage.interval=5s"
 	unitMiB = 1 << 10
 	// limitSampleInterval is the pause between two looks at all containers.
 	limitSampleInterval = time.Second
@@ -55,7 +56,13 @@ func playLimits(ctx context.Context, s *testenv.Env, o options, out io.Writer) (
 			err = errors.Join(err, s.Pods.DeleteAll(ctx), s.SetHardware(ctx, plain), limitshost.TearDown(ctx))
 		}
 	}()
-	if err := errors.Join(err, s.SetHardware(ctx, hardware), s.Divvy.AddArgument(ctx, limitshost.Argument)); err != nil {
+	if err := errors.Join(err, s.SetHardware(ctx, hardware)); err != nil {
+		return err
+	}
+	if err := s.Divvy.Reconfigure(ctx, nil, "--set", limitValues); err != nil {
+		return err
+	}
+	if err := s.Divvy.AddArgument(ctx, limitshost.Argument); err != nil {
 		return err
 	}
 	var gpus []accel.DeviceID
@@ -115,11 +122,16 @@ func newGreedyPod(s *testenv.Env, rng *rand.Rand, name string) *corev1.Pod {
 		args = []string{"--mib", fmt.Sprint(1 + rng.Int64N(units*unitMiB)), "--hold"}
 	}
 	pod := limitshost.Allocate(s.Pods.New(name, testenv.Asking("app", demos.GPUMemory, units)), args...)
+	app := &pod.Spec.Containers[0]
+	app.Command = append([]string{"sh", "-c", onItsGPU}, app.Command...)
 	if rng.IntN(2) == 0 {
 		pod.Annotations = map[string]string{wire.IsolationAnnotation: string(accel.TierDriver)}
 	}
 	return pod
 }
+
+// onItsGPU runs its arguments with the number of the one GPU that the container has.
+const onItsGPU = `exec "$0" "$@" --device "$(ls /dev | sed -n 's/^nvidia\([0-9]*\)$/\1/p')"`
 
 func greedyUnits(pod *corev1.Pod) int64 {
 	limit := pod.Spec.Containers[0].Resources.Limits[demos.GPUMemory]
