@@ -54,6 +54,11 @@ var good = []struct {
 		want: []string{`memoryUnit: "0.001"`},
 	},
 	{
+		name: "sixths of a card", set: []string{"--set", "sharedResources[0].name=enflame.com/shared-gcu,sharedResources[0].vendor=enflame",
+			"--set-string", "sharedResources[0].memoryUnit=1/6"},
+		want: []string{`memoryUnit: 1/6`, "--resources=enflame.com/shared-gcu"},
+	},
+	{
 		name: "images of one's own", set: []string{"--set", "image.registry=example.com/x/,image.tag=v9,node.image.tag=v10"},
 		want: []string{"image: example.com/x/divvy-node:v10", "image: example.com/x/divvy-control:v9"},
 	},

@@ -230,7 +230,8 @@ type Resource struct {
 	Isolation Isolation `yaml:"isolation"`
 
 	// MemoryUnit is the size of one unit in GB (2^30 bytes): "1", "0.1",
-	// "0.01" or "0.001". Mode memory only.
+	// "0.01" or "0.001", or "1/6" for a sixth of each device, whatever its memory. Mode
+	// memory only.
 	MemoryUnit string `yaml:"memoryUnit"`
 	// CountResource names an extended resource in which the node's number of
 	// devices is shown, "" for none. Mode memory only.

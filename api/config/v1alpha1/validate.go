@@ -13,8 +13,11 @@ import (
 	"time"
 )
 
-// MemoryUnits are the sizes in GB that a unit of memory sharing may have.
-var MemoryUnits = []string{"1", "0.1", "0.01", "0.001"}
+// MemoryUnits are the sizes that a unit of memory sharing may have: in GB, and SixthOfDevice.
+var MemoryUnits = []string{"1", "0.1", "0.01", "0.001", SixthOfDevice}
+
+// SixthOfDevice is the unit that is a sixth of each device, whatever its memory.
+const SixthOfDevice = "1/6"
 
 // maxRecoverAfter bounds how long a device that is well again may be kept from
 // pods; NeverRecover is for those that should stay away.
