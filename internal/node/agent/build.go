@@ -82,7 +82,7 @@ func (a *Agent) configured(ctx context.Context, r *offering, c *config.Resource)
 		return fmt.Errorf("resource %s: there is no backend for vendor %q", c.Name, c.Vendor)
 	}
 	r.vendor, r.count, r.configured = c.Vendor, c.CountResource, true
-	made := alloc.Config{Chooses: chooserOf(c, a.o.Config.Vendors[c.Vendor].MigStrategy)}
+	made := alloc.Config{Chooses: chooserOf(c, a.o.Config.Vendors[c.Vendor].Partitions())}
 	switch c.Mode {
 	case config.ModeMemory:
 		unit, err := sharing.ParseMemoryUnit(c.MemoryUnit)
