@@ -161,6 +161,12 @@ var good = []struct {
 		want: []string{"migStrategy: mixed", "profile: 1g.10gb"},
 	},
 	{
+		name: "DRS instances, those of a profile under GCUShare's name",
+		set: []string{"--set", "node.vendors.enflame.drs=true", "--set-json",
+			`sharedResources=[{"name":"enflame.com/drs-gcu","vendor":"enflame","mode":"exclusive","profile":"1g.6gb"}]`},
+		want: []string{"drs: true", "profile: 1g.6gb"},
+	},
+	{
 		name: "another kubelet directory", set: []string{"--set", "node.kubeletDir=/data/kubelet/"},
 		want: []string{"path: /data/kubelet/device-plugins", "kubeletDir: /var/lib/kubelet"},
 	},
@@ -299,6 +305,8 @@ var bad = []struct {
 	{"mounts for all in a named configuration", []string{"--set", "node.configs.a.injection=volumeMounts"}, "injection"},
 	{"a MIG strategy that does not exist", []string{"--set", "node.vendors.nvidia.migStrategy=double"}, "migStrategy"},
 	{"MIG devices of Iluvatar", []string{"--set", "node.vendors.iluvatar.migStrategy=mixed"}, "migStrategy"},
+	{"DRS instances of NVIDIA", []string{"--set", "node.vendors.nvidia.drs=true"}, "drs"},
+	{"DRS instances of Iluvatar", []string{"--set", "node.vendors.iluvatar.drs=true"}, "drs"},
 	{"a part of a GPU instance",
 		jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","mode":"exclusive","profile":"1c.2g.10gb"}]`), "profile"},
 	{"an unknown CDI hook", []string{"--set", "node.vendors.nvidia.cdiDisableHooks[0]=ldconfig"}, "cdiDisableHooks"},
