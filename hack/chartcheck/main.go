@@ -54,6 +54,11 @@ var good = []struct {
 		want: []string{`memoryUnit: "0.001"`},
 	},
 	{
+		name: "sixths of a card", set: []string{"--set", "sharedResources[0].name=enflame.com/shared-gcu,sharedResources[0].vendor=enflame",
+			"--set-string", "sharedResources[0].memoryUnit=1/6"},
+		want: []string{`memoryUnit: 1/6`, "--resources=enflame.com/shared-gcu"},
+	},
+	{
 		name: "images of one's own", set: []string{"--set", "image.registry=example.com/x/,image.tag=v9,node.image.tag=v10"},
 		want: []string{"image: example.com/x/divvy-node:v10", "image: example.com/x/divvy-control:v9"},
 	},
@@ -154,6 +159,12 @@ var good = []struct {
 			`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive","devices":{"except":{"partitions":["0:1"]}}},` +
 				`{"name":"nvidia.com/mig-1g.10gb","vendor":"nvidia","mode":"timeSlicing","replicas":2,"profile":"1g.10gb"}]`},
 		want: []string{"migStrategy: mixed", "profile: 1g.10gb"},
+	},
+	{
+		name: "DRS instances, those of a profile under GCUShare's name",
+		set: []string{"--set", "node.vendors.enflame.drs=true", "--set-json",
+			`sharedResources=[{"name":"enflame.com/drs-gcu","vendor":"enflame","mode":"exclusive","profile":"1g.6gb"}]`},
+		want: []string{"drs: true", "profile: 1g.6gb"},
 	},
 	{
 		name: "another kubelet directory", set: []string{"--set", "node.kubeletDir=/data/kubelet/"},
@@ -294,6 +305,8 @@ var bad = []struct {
 	{"mounts for all in a named configuration", []string{"--set", "node.configs.a.injection=volumeMounts"}, "injection"},
 	{"a MIG strategy that does not exist", []string{"--set", "node.vendors.nvidia.migStrategy=double"}, "migStrategy"},
 	{"MIG devices of Iluvatar", []string{"--set", "node.vendors.iluvatar.migStrategy=mixed"}, "migStrategy"},
+	{"DRS instances of NVIDIA", []string{"--set", "node.vendors.nvidia.drs=true"}, "drs"},
+	{"DRS instances of Iluvatar", []string{"--set", "node.vendors.iluvatar.drs=true"}, "drs"},
 	{"a part of a GPU instance",
 		jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","mode":"exclusive","profile":"1c.2g.10gb"}]`), "profile"},
 	{"an unknown CDI hook", []string{"--set", "node.vendors.nvidia.cdiDisableHooks[0]=ldconfig"}, "cdiDisableHooks"},

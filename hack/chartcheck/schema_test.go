@@ -209,7 +209,7 @@ func TestBadValuesAreToldInASentence(t *testing.T) {
 	}
 	for _, tt := range []struct{ set, want string }{
 		{`memoryUnit=0.1`, "at '/memoryUnit': got number, want string"},
-		{`memoryUnit="2"`, "at '/memoryUnit': value must be one of '1', '0.1', '0.01', '0.001'"},
+		{`memoryUnit="2"`, "at '/memoryUnit': value must be one of '1', '0.1', '0.01', '0.001', '1/6'"},
 		{`image="x"`, "at '/image': got string, want object"},
 		{`image.pullPolicy="Sometimes"`, "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'"},
 		{`image.pullSecrets=["login"]`, "at '/image/pullSecrets/0': got string, want object"},

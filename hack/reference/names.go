@@ -103,6 +103,7 @@ var nameTable = []struct {
 		{"enflame.com/gcu-memory", "Pod, Node", "users; kubelet", "units of memory of an Enflame card"},
 		{"enflame.com/gcu-count", "Node", "divvy-node", "number of Enflame cards, for people"},
 		{"enflame.com/gcu", "Pod, Node", "users; kubelet", "whole Enflame cards"},
+		{"enflame.com/drs-gcu-*", "Pod, Node", "users; kubelet", "DRS instances of Enflame cards by profile; [drs.md](../drs.md)"},
 		{"nvidia.com/gpu", "Pod, Node", "users; kubelet", "whole NVIDIA GPUs, or turns on them"},
 		{"nvidia.com/gpu.shared", "Pod, Node", "users; kubelet", "turns on NVIDIA GPUs, where the resource is renamed"},
 		{"nvidia.com/gpu-memory", "Pod, Node", "users; kubelet", "units of memory of an NVIDIA GPU"},

@@ -160,7 +160,7 @@ func TestParseReportsAllMistakesAtOnce(t *testing.T) {
 				`injection: "magic" is not known; use one of environment, deviceNodes, cdi, cdiAnnotations`,
 				`resources[0].name: "gcu" is not the name of an extended resource`,
 				`resources[0].vendor: "acme" is not known; use one of enflame, iluvatar, nvidia`,
-				`resources[0].memoryUnit: "2" is not known; use one of 1, 0.1, 0.01, 0.001`,
+				`resources[0].memoryUnit: "2" is not known; use one of 1, 0.1, 0.01, 0.001, 1/6`,
 			},
 		},
 		"another version": {text: "apiVersion: v1\nkind: Pod\n", want: []string{`apiVersion: "v1" is not served`,

@@ -122,6 +122,9 @@ type Vendor struct {
 	CDIKind string `yaml:"cdiKind"`
 	// MigStrategy is how MIG devices are offered; empty for MigNone. NVIDIA only.
 	MigStrategy MigStrategy `yaml:"migStrategy"`
+	// DRS offers the instances of cards in DRS mode, the partitions of Enflame's cards: those
+	// of each profile as "enflame.com/drs-gcu-<profile>". Enflame only.
+	DRS bool `yaml:"drs"`
 	// CDIHookPath is the program on the host that NVIDIA's CDI hooks run,
 	// nvidia-cdi-hook or nvidia-ctk; empty to look for it.
 	CDIHookPath string `yaml:"cdiHookPath"`
@@ -133,6 +136,14 @@ type Vendor struct {
 	CDIFeatureFlags []string `yaml:"cdiFeatureFlags"`
 	// Health says what makes a device unhealthy and what brings it back.
 	Health Health `yaml:"health"`
+}
+
+// Partitions is how the vendor's partitions are offered: MigStrategy, which is MigMixed for DRS.
+func (v Vendor) Partitions() MigStrategy {
+	if v.DRS {
+		return MigMixed
+	}
+	return v.MigStrategy
 }
 
 // MigStrategy is how MIG devices, the partitions of NVIDIA's GPUs, are offered.
@@ -217,7 +228,8 @@ type Resource struct {
 	// Devices chooses among the vendor's devices; nil for all.
 	Devices *DeviceSelector `yaml:"devices"`
 	// Profile is the profile of the MIG devices that it is made of, such as "1g.10gb",
-	// with "." or "+" before an attribute; empty for other devices. With MigMixed only.
+	// with "." or "+" before an attribute, or of the DRS instances, such as "1g.6gb"; empty
+	// for other devices. With MigMixed or DRS only.
 	// Profiles that no resource names get one each, of mode exclusive.
 	Profile string `yaml:"profile"`
 	// SplitBoards makes each chip of a board a device of its own; otherwise a
@@ -230,7 +242,8 @@ type Resource struct {
 	Isolation Isolation `yaml:"isolation"`
 
 	// MemoryUnit is the size of one unit in GB (2^30 bytes): "1", "0.1",
-	// "0.01" or "0.001". Mode memory only.
+	// "0.01" or "0.001", or "1/6" for a sixth of each device, whatever its memory. Mode
+	// memory only.
 	MemoryUnit string `yaml:"memoryUnit"`
 	// CountResource names an extended resource in which the node's number of
 	// devices is shown, "" for none. Mode memory only.

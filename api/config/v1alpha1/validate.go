@@ -13,8 +13,11 @@ import (
 	"time"
 )
 
-// MemoryUnits are the sizes in GB that a unit of memory sharing may have.
-var MemoryUnits = []string{"1", "0.1", "0.01", "0.001"}
+// MemoryUnits are the sizes that a unit of memory sharing may have: in GB, and SixthOfDevice.
+var MemoryUnits = []string{"1", "0.1", "0.01", "0.001", SixthOfDevice}
+
+// SixthOfDevice is the unit that is a sixth of each device, whatever its memory.
+const SixthOfDevice = "1/6"
 
 // maxRecoverAfter bounds how long a device that is well again may be kept from
 // pods; NeverRecover is for those that should stay away.
@@ -37,8 +40,10 @@ var (
 	causePattern = regexp.MustCompile(`^[a-z0-9*-]+$`)
 	// profilePattern is the form of the profiles of MIG devices, and partitionPattern
 	// that of their numbers.
-	profilePattern   = regexp.MustCompile(`^([1-9][0-9]?c\.)?[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.-][a-z]+([.,][a-z]+)*)?$`)
-	partitionPattern = regexp.MustCompile(`^(0|[1-9][0-9]{0,3}):(0|[1-9][0-9]?)$`)
+	profilePattern = regexp.MustCompile(`^([1-9][0-9]?c\.)?[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.-][a-z]+([.,][a-z]+)*)?$`)
+	// drsProfilePattern is the form of the profiles of DRS instances.
+	drsProfilePattern = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb$`)
+	partitionPattern  = regexp.MustCompile(`^(0|[1-9][0-9]{0,3}):(0|[1-9][0-9]?)$`)
 )
 
 // maxDomain leaves room for the prefix "requests." that quotas put before a
@@ -59,7 +64,7 @@ func Validate(c NodeConfig, vendors []string) []string {
 	}
 	for i, r := range c.Resources {
 		k.resource(i, r)
-		k.profile(fmt.Sprintf("resources[%d].profile", i), r, c.Vendors[r.Vendor].MigStrategy)
+		k.profile(fmt.Sprintf("resources[%d].profile", i), r, c.Vendors[r.Vendor].Partitions())
 	}
 	k.memoryTwice(c.Resources)
 	k.sockets(c)
@@ -131,7 +136,8 @@ func (k *checker) node(c NodeConfig) {
 const (
 	// nvidia is the vendor whose container runtime reads mounts, whose devices may be cut
 	// into MIG devices, and whose CDI specifications have hooks.
-	nvidia = "nvidia"
+	nvidia  = "nvidia"
+	enflame = "enflame"
 )
 
 func (k *checker) vendor(at, name string, c NodeConfig) {
@@ -190,6 +196,9 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 		if name != nvidia {
 			k.wrong(at+".migStrategy", "%s devices have no MIG devices; leave the key out", name)
 		}
+	}
+	if v.DRS && name != enflame {
+		k.wrong(at+".drs", "%s devices have no DRS instances; leave the key out", name)
 	}
 	k.causes(at+".health.ignore", v.Health.Ignore, "all", "default")
 	k.causes(at+".health.heed", v.Health.Heed)
@@ -310,6 +319,8 @@ func (k *checker) isolation(field string, r Resource) {
 func (k *checker) profile(field string, r Resource, strategy MigStrategy) {
 	switch {
 	case r.Profile == "":
+	case r.Vendor == enflame:
+		k.profileOfDRS(field, r, strategy == MigMixed)
 	case r.Vendor != nvidia:
 		k.wrong(field, "%s devices have no profiles; leave the key out", r.Vendor)
 	case !profilePattern.MatchString(r.Profile):
@@ -322,6 +333,19 @@ func (k *checker) profile(field string, r Resource, strategy MigStrategy) {
 		k.wrong(field, "the key belongs to vendors.%s.migStrategy %s; set that or leave the profile out", r.Vendor, MigMixed)
 	case r.Mode == ModeMemory:
 		k.wrong(field, "MIG devices are not shared by units of memory; use mode %s or %s", ModeExclusive, ModeTimeSlicing)
+	}
+}
+
+// profileOfDRS checks the profile of a resource of DRS instances.
+func (k *checker) profileOfDRS(field string, r Resource, offered bool) {
+	switch {
+	case !drsProfilePattern.MatchString(r.Profile):
+		k.wrong(field, "%q is not the profile of a DRS instance; write one such as 1g.6gb, as efsmi --drs --list-profile lists them",
+			r.Profile)
+	case !offered:
+		k.wrong(field, "the key belongs to vendors.%s.drs; set that to true or leave the profile out", r.Vendor)
+	case r.Mode != ModeExclusive:
+		k.wrong(field, "a DRS instance is for one container; use mode %s", ModeExclusive)
 	}
 }
 

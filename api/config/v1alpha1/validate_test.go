@@ -137,6 +137,15 @@ func TestEachMistakeNamesItsFieldAndWhatWouldBeRight(t *testing.T) {
 			`vendors.nvidia.cdiKind: "nvidia.com/gpu" is never used`},
 		"a relative root":          {vendor("nvidia", "driverRoot: run"), `vendors.nvidia.driverRoot: "run" is not an absolute path`},
 		"a relative root of nodes": {vendor("nvidia", "devRoot: run"), `vendors.nvidia.devRoot: "run" is not an absolute path`},
+		"DRS of another vendor":    {vendor("nvidia", `drs: true`), "vendors.nvidia.drs: nvidia devices have no DRS instances"},
+		"a profile without DRS": {head + "resources: [{name: a.example/b, vendor: enflame, mode: exclusive, profile: 1g.6gb}]",
+			"resources[0].profile: the key belongs to vendors.enflame.drs; set that to true or leave the profile out"},
+		"a MIG device of Enflame's": {head + "vendors: {enflame: {drs: true}}\n" +
+			"resources: [{name: a.example/b, vendor: enflame, mode: exclusive, profile: 1g.10gb+me}]",
+			`resources[0].profile: "1g.10gb+me" is not the profile of a DRS instance; write one such as 1g.6gb`},
+		"memory of a DRS instance": {head + "vendors: {enflame: {drs: true}}\n" +
+			"resources: [{name: a.example/b, vendor: enflame, mode: memory, profile: 1g.6gb}]",
+			"resources[0].profile: a DRS instance is for one container; use mode exclusive"},
 		"a bad cause": {vendor("nvidia", `health: {ignore: ["xid 79"]}`),
 			`vendors.nvidia.health.ignore: "xid 79" is not a cause`},
 		"an empty cause": {vendor("nvidia", `health: {neverRecover: [""]}`),

@@ -50,7 +50,11 @@ func TestPartitionResources(t *testing.T) {
 			t.Errorf("resource %s has profile %q", r, got)
 		}
 	}
-	if _, ok := VendorNamed("enflame").ProfileOf("x"); ok {
+	if _, ok := VendorNamed("iluvatar").ProfileOf("x"); ok {
 		t.Error("a vendor without partitions has a profile")
+	}
+	// GCUShare's own resource of all profiles is that of no profile.
+	if name, ok := VendorNamed("enflame").ProfileOf("enflame.com/drs-gcu"); ok {
+		t.Errorf("enflame.com/drs-gcu has profile %q", name)
 	}
 }

@@ -185,7 +185,7 @@ type Share struct {
 type Inventory struct {
 	Resource Resource
 	// Unit is the size of one unit as configured, such as "0.1" for a tenth of
-	// a GB; "" for resources that are not counted in memory.
+	// a GB or "1/6" for a sixth of each device; "" for resources that are not counted in memory.
 	Unit string
 	// Shares are the devices in ascending order of Index.
 	Shares []Share

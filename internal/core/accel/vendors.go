@@ -18,8 +18,10 @@ type Vendor struct {
 	// Devices is the resource of whole devices. Its domain is the vendor's.
 	Devices Resource
 	// Partitions begins the names of the resources of partitions, which end in the
-	// name of their profile; "" for a vendor without.
-	Partitions Resource
+	// name of their profile; "" for a vendor without. PartitionBackend is what isolates
+	// them, Isolation.Backend.
+	Partitions       Resource
+	PartitionBackend string
 	// Memory is the resource of units of memory. MemoryText and DeviceText name
 	// the memory and a device in rejections, which users and scripts look for:
 	// "insufficient GCU Memory in one gcu device".
@@ -39,8 +41,9 @@ var Vendors = []Vendor{
 	{
 		Name: "enflame", Brand: "Enflame",
 		NodeLabel: "enflame.com/gcushare", Labels: `enflame\.com/gcu\..+`,
-		Devices: "enflame.com/gcu",
-		Memory:  "enflame.com/gcu-memory", MemoryText: "GCU Memory", DeviceText: "gcu device",
+		Devices:    "enflame.com/gcu",
+		Partitions: "enflame.com/drs-gcu-", PartitionBackend: "drs",
+		Memory: "enflame.com/gcu-memory", MemoryText: "GCU Memory", DeviceText: "gcu device",
 		LegacyPrefix: "enflame.com/gcu-device-",
 		Plugins:      []string{"gcushare-device-plugin", "gcu-device-plugin", "enflame-gcu-device-plugin", "enflame-device-plugin"},
 		Schedulers:   []string{"gcushare-scheduler-extender", "gcushare-config-manager", "gcushare-scheduler-plugin"},
@@ -57,8 +60,8 @@ var Vendors = []Vendor{
 		NodeLabel: "nvidia.com/gpu.present", Labels: `nvidia\.com/((gpu|cuda|gfd|mig)\.|mig-).+`,
 		ChoosingLabels: `nvidia\.com/(gpu\.deploy\..+|gpu\.workload\.config|mig\.config.*)`,
 		Devices:        "nvidia.com/gpu",
-		Partitions:     "nvidia.com/mig-",
-		Memory:         "nvidia.com/gpu-memory", MemoryText: "GPU Memory", DeviceText: "nvidia device",
+		Partitions:     "nvidia.com/mig-", PartitionBackend: "mig",
+		Memory: "nvidia.com/gpu-memory", MemoryText: "GPU Memory", DeviceText: "nvidia device",
 		Plugins: []string{"nvidia-device-plugin", "nvidia-gpu-device-plugin", "hami-device-plugin", "volcano-device-plugin",
 			"volcano-vgpu-device-plugin", "gpushare-device-plugin"},
 		Schedulers: []string{"gpushare-schd-extender"},

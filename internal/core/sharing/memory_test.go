@@ -35,6 +35,11 @@ func TestUnits(t *testing.T) {
 		"nothing":                           {"1", 0, 0},
 		"a library that reports a negative": {"1", -1, 0},
 		"more than any device has":          {"0.001", math.MaxInt64, 8589934591999},
+		"sixths of 48 GB":                   {"1/6", 48 * gib, 6},
+		"sixths of an odd size":             {"1/6", 16*gib - 1, 6},
+		"sixths of all that there is":       {"1/6", math.MaxInt64, 6},
+		"sixths of nothing":                 {"1/6", 0, 0},
+		"sixths of a negative":              {"1/6", -1, 0},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -47,29 +52,61 @@ func TestUnits(t *testing.T) {
 
 func TestBytes(t *testing.T) {
 	tests := map[string]struct {
-		unit  string
-		units accel.Units
-		want  uint64
+		unit   string
+		units  accel.Units
+		memory int64
+		want   uint64
 	}{
-		"GB":                    {"1", 3, 3 << 30},
-		"tenths":                {"0.1", 10, 1 << 30},
-		"rounded down":          {"0.001", 1, (1 << 30) / 1000},
-		"a whole of thousandth": {"0.001", 1000, 1 << 30},
-		"none":                  {"1", 0, 0},
-		"less than none":        {"1", -1, 0},
-		"beyond the range":      {"1", math.MaxInt64, math.MaxUint64},
+		"GB":                      {"1", 3, 0, 3 << 30},
+		"tenths":                  {"0.1", 10, 0, 1 << 30},
+		"rounded down":            {"0.001", 1, 0, (1 << 30) / 1000},
+		"a whole of thousandth":   {"0.001", 1000, 0, 1 << 30},
+		"none":                    {"1", 0, 0, 0},
+		"less than none":          {"1", -1, 0, 0},
+		"beyond the range":        {"1", math.MaxInt64, 0, math.MaxUint64},
+		"a sixth of 48 GB":        {"1/6", 1, 48 << 30, 8 << 30},
+		"five sixths, rounded":    {"1/6", 5, 100, 83},
+		"all sixths":              {"1/6", 6, 100, 100},
+		"a sixth of nothing":      {"1/6", 1, 0, 0},
+		"sixths beyond the range": {"1/6", math.MaxInt64, math.MaxInt64, math.MaxUint64},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := unit(t, tt.unit).Bytes(tt.units); got != tt.want {
+			if got := unit(t, tt.unit).Bytes(tt.units, tt.memory); got != tt.want {
 				t.Errorf("%d, want %d", got, tt.want)
 			}
 		})
 	}
 }
 
+func TestHolding(t *testing.T) {
+	tests := map[string]struct {
+		unit   string
+		bytes  uint64
+		memory int64
+		want   accel.Units
+	}{
+		"whole units":              {"1", 2 << 30, 16 << 30, 2},
+		"a byte more":              {"1", 2<<30 + 1, 16 << 30, 3},
+		"tenths":                   {"0.1", 2 << 30, 16 << 30, 20},
+		"nothing":                  {"1/6", 0, 48 << 30, 0},
+		"a byte is a sixth":        {"1/6", 1, 48 << 30, 1},
+		"a sixth":                  {"1/6", 8 << 30, 48 << 30, 1},
+		"more than a sixth":        {"1/6", 8<<30 + 1, 48 << 30, 2},
+		"more than the device has": {"1/6", 96 << 30, 48 << 30, 12},
+		"of a device without":      {"1/6", 1, 0, 0},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := unit(t, tt.unit).Holding(tt.bytes, tt.memory); got != tt.want {
+				t.Errorf("%d units of %s hold %d bytes, want %d", got, tt.unit, tt.bytes, tt.want)
+			}
+		})
+	}
+}
+
 func TestParseMemoryUnitRefusesOthers(t *testing.T) {
-	for _, s := range []string{"", "2", "0.5", "1.0", "01", "0.0001", "1GB", "-1"} {
+	for _, s := range []string{"", "2", "0.5", "1.0", "01", "0.0001", "1GB", "-1", "1/5", "2/6", "1/6 "} {
 		if u, err := ParseMemoryUnit(s); err == nil {
 			t.Errorf("%q was taken for %v", s, u)
 		}

@@ -82,7 +82,7 @@ func (a *Agent) configured(ctx context.Context, r *offering, c *config.Resource)
 		return fmt.Errorf("resource %s: there is no backend for vendor %q", c.Name, c.Vendor)
 	}
 	r.vendor, r.count, r.configured = c.Vendor, c.CountResource, true
-	made := alloc.Config{Chooses: chooserOf(c, a.o.Config.Vendors[c.Vendor].MigStrategy)}
+	made := alloc.Config{Chooses: chooserOf(c, a.o.Config.Vendors[c.Vendor].Partitions())}
 	switch c.Mode {
 	case config.ModeMemory:
 		unit, err := sharing.ParseMemoryUnit(c.MemoryUnit)
@@ -155,8 +155,8 @@ func (a *Agent) add(ctx context.Context, r *offering, c alloc.Config) error {
 		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.signals.wake.raise, withdrawn: a.signals.withdraw.raise, event: a.tell,
 	}
 	if p.specify = a.cdi.specifier(p, a.o.Config.Vendors[r.vendor]); p.specify != nil {
-		p.limit = func(ids []accel.DeviceID, bytes uint64) ([]backend.CDIDevice, error) {
-			return a.cdi.limit(p, ids, bytes)
+		p.limit = func(ids []accel.DeviceID, units accel.Units) ([]backend.CDIDevice, error) {
+			return a.cdi.limit(p, ids, units)
 		}
 	}
 	p.load(ctx)

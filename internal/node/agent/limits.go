@@ -219,7 +219,7 @@ func (d *limitDesk) devices(p *pool, device accel.Device) []cdispecs.Device {
 	if p.Kind == alloc.Memory {
 		amounts = nil
 		for n := range p.config.Unit.Units(device.MemoryBytes) {
-			amounts = append(amounts, limitMiB(p.config.Unit.Bytes(n+1)))
+			amounts = append(amounts, limitMiB(p.config.Unit.Bytes(n+1, device.MemoryBytes)))
 		}
 	}
 	var out []cdispecs.Device
@@ -303,19 +303,21 @@ func (w *cdiWriter) renewed(p *pool, id accel.DeviceID, before cdispecs.Device) 
 	return before
 }
 
-// limit returns the names of the CDI devices that limit a container to so many bytes of each
+// limit returns the names of the CDI devices that limit a container to so many units of each
 // device, and makes sure that they are described. It returns none while containers cannot be
 // limited: the node then states that nothing is promised.
-func (w *cdiWriter) limit(p *pool, ids []accel.DeviceID, bytes uint64) ([]backend.CDIDevice, error) {
+func (w *cdiWriter) limit(p *pool, ids []accel.DeviceID, units accel.Units) ([]backend.CDIDevice, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var names []backend.CDIDevice
 	for _, id := range ids {
-		if d, ok := w.known[id]; !ok || !w.limits.limited(p, d) {
+		d, ok := w.known[id]
+		if !ok || !w.limits.limited(p, d) {
 			continue
 		}
 		mib := uint64(0)
 		if p.Kind == alloc.Memory {
+			bytes := p.config.Unit.Bytes(units, d.MemoryBytes)
 			if mib = limitMiB(bytes); mib == 0 {
 				return nil, fmt.Errorf("%d bytes of device %s are less than a limit can be, 1 MiB", bytes, id)
 			}

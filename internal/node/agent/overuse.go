@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -108,12 +107,8 @@ func (d *overuseDesk) withhold(in *accel.Inventory, published func(accel.Resourc
 	}
 	in.Shares = slices.Clone(in.Shares)
 	for i := range in.Shares {
-		s, bytes := &in.Shares[i], excess[in.Shares[i].ID]
-		units := unit.Units(int64(min(bytes, math.MaxInt64)))
-		if unit.Bytes(units) < bytes {
-			units++
-		}
-		s.Withheld = min(units, s.Units)
+		s := &in.Shares[i]
+		s.Withheld = min(unit.Holding(excess[s.ID], s.MemoryBytes), s.Units)
 	}
 }
 

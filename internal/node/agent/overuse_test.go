@@ -290,7 +290,9 @@ func TestWithholdAfterAStart(t *testing.T) {
 
 func TestWithhold(t *testing.T) {
 	inventory := func(resource accel.Resource, unit string, units accel.Units) accel.Inventory {
-		share := func(id accel.DeviceID) accel.Share { return accel.Share{Device: accel.Device{ID: id}, Units: units} }
+		share := func(id accel.DeviceID) accel.Share {
+			return accel.Share{Device: accel.Device{ID: id, MemoryBytes: 16 << 30}, Units: units}
+		}
 		return accel.Inventory{Resource: resource, Unit: unit, Shares: []accel.Share{share("a"), share("b")}}
 	}
 	unproven := episode("q", 5)
@@ -306,6 +308,7 @@ func TestWithhold(t *testing.T) {
 		"the excess":                {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{2, 0}},
 		"parts of units":            {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 6), unproven}, []accel.Units{3, 0}},
 		"smaller units":             {inventory(gcuMemory, "0.1", 160), []overuse.Episode{episode("p", 6)}, []accel.Units{20, 0}},
+		"sixths of a card":          {inventory(gcuMemory, "1/6", 6), []overuse.Episode{episode("p", 7)}, []accel.Units{2, 0}},
 		"no more than there are":    {inventory(gcuMemory, "1", 16), []overuse.Episode{episode("p", 30)}, []accel.Units{16, 0}},
 		"a measured allowance":      {inventory(gcuMemory, "1", 16), []overuse.Episode{measured}, []accel.Units{0, 0}},
 		"another resource":          {inventory("other/memory", "1", 16), []overuse.Episode{episode("p", 6)}, []accel.Units{0, 0}},

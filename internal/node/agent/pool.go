@@ -61,7 +61,7 @@ type pool struct {
 	specify func([]accel.Device) map[accel.DeviceID]error
 	// limit returns the CDI devices that limit a container to so many bytes of each device;
 	// nil where specify is.
-	limit func(ids []accel.DeviceID, bytes uint64) ([]backend.CDIDevice, error)
+	limit func(ids []accel.DeviceID, units accel.Units) ([]backend.CDIDevice, error)
 	// changed is called, without locks, when the inventory or what the pods
 	// hold may have changed; withdrawn when devices were given out that other
 	// resources offer as well.
@@ -257,7 +257,7 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 	}
 	var limited []backend.CDIDevice
 	if p.limit != nil {
-		if limited, err = p.limit(a.Devices, p.config.Unit.Bytes(accel.Units(len(ids)/len(a.Devices)))); err != nil {
+		if limited, err = p.limit(a.Devices, accel.Units(len(ids)/len(a.Devices))); err != nil {
 			return nil, err
 		}
 		// Hooks run in the order of the devices, and the last limit holds.

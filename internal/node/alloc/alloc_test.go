@@ -51,7 +51,9 @@ func boot(t *testing.T, before *node, pools ...Config) *node {
 		n.disk, n.now, n.full = before.disk, before.now, before.full
 	}
 	for i := range pools {
-		pools[i].Vendor = "v"
+		if pools[i].Vendor == "" {
+			pools[i].Vendor = "v"
+		}
 		if s, ok := n.disk[pools[i].ID]; ok {
 			pools[i].State = &s
 		}

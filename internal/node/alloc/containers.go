@@ -50,7 +50,7 @@ func (a *unitAccount) containers(running []Initializing) (out []ContainerShare) 
 	for key, pod := range a.holdings.pods {
 		for name, c := range pod.containers {
 			for d, ids := range c.byDevice {
-				out = append(out, ContainerShare{key, name, d, a.ids.unit.Bytes(accel.Units(len(ids)))})
+				out = append(out, ContainerShare{key, name, d, a.ids.bytes(d, accel.Units(len(ids)))})
 			}
 		}
 	}
@@ -65,7 +65,7 @@ func (a *unitAccount) containers(running []Initializing) (out []ContainerShare) 
 			continue
 		}
 		for _, d := range devices {
-			out = append(out, ContainerShare{one.Key(), one.Container, d, a.ids.unit.Bytes(units / accel.Units(len(devices)))})
+			out = append(out, ContainerShare{one.Key(), one.Container, d, a.ids.bytes(d, units/accel.Units(len(devices)))})
 		}
 	}
 	return out

@@ -10,6 +10,26 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/sharing"
 )
 
+// TestContainersBySixths: a unit that is a part of the device has its memory.
+func TestContainersBySixths(t *testing.T) {
+	one := pod("one", memoryID, "d0", "c1=2")
+	n := boot(t, nil, Config{ID: memoryID, Unit: unit(t, "1/6")})
+	n.turn(nil, one)
+	ids := n.prefer(memoryID, 2, one)
+	n.give(memoryID, ids, one)
+	n.turn([]Listed{listed(one, memoryID, map[string][]string{"c1": ids})}, one)
+	const sixths = 2 * (4 << 30) / 6
+	want := []ContainerShare{{PodKey: one.Key(), Container: "c1", Chip: "d0", Bytes: sixths}}
+	if diff := cmp.Diff(want, n.Containers(memoryID, nil)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for _, s := range n.Inventory(memoryID).Shares {
+		if s.Units != 6 {
+			t.Errorf("device %s has %d units, want 6", s.ID, s.Units)
+		}
+	}
+}
+
 // TestContainers: what containers hold, by chip, of memory and of slots; plain init
 // containers only while they run.
 func TestContainers(t *testing.T) {

@@ -47,8 +47,8 @@ func isolationOf(p *pool, it *item) accel.Isolation {
 		return accel.Isolation{}
 	}
 	whole := accel.Isolation{Memory: accel.TierHardware, Compute: accel.TierHardware}
-	if it.Parent != "" {
-		whole.Backend = "mig"
+	if v := accel.VendorNamed(p.config.Vendor); it.Parent != "" && v != nil {
+		whole.Backend = v.PartitionBackend
 	}
 	return whole
 }

@@ -14,6 +14,8 @@ func TestIsolationOfPools(t *testing.T) {
 	whole := accel.Isolation{Memory: accel.TierHardware, Compute: accel.TierHardware}
 	partition := whole
 	partition.Backend = "mig"
+	instance := whole
+	instance.Backend = "drs"
 	attested := accel.Isolation{Memory: accel.TierDriver, Backend: "dmem", Attested: start}
 	wholeID := ID{"v.example/whole", Slots}
 	mig := devices("m0", "m1")
@@ -26,7 +28,8 @@ func TestIsolationOfPools(t *testing.T) {
 		want    []accel.Isolation
 	}{
 		"whole devices": {Config{ID: wholeID}, devices("d0", "d1"), []accel.Isolation{whole, whole}},
-		"partitions":    {Config{ID: wholeID}, mig, []accel.Isolation{partition, partition}},
+		"partitions":    {Config{ID: wholeID, Vendor: "nvidia"}, mig, []accel.Isolation{partition, partition}},
+		"DRS instances": {Config{ID: wholeID, Vendor: "enflame"}, mig, []accel.Isolation{instance, instance}},
 		"time slices": {Config{ID: sharedID, Cut: Cut{Replicas: func(sharing.Card) int { return 4 }}}, devices("d0", "d1"),
 			[]accel.Isolation{{}, {}}},
 		"time slices of partitions": {Config{ID: sharedID, Cut: Cut{Replicas: func(sharing.Card) int { return 4 }}}, mig,

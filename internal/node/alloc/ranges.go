@@ -95,6 +95,12 @@ func (rs *ranges) idsOf(it *item) []string {
 	return rs.buffer
 }
 
+// bytes is how much memory that many units of a device are.
+func (rs *ranges) bytes(d accel.DeviceID, n accel.Units) uint64 {
+	r, _ := rs.layout.Range(d)
+	return rs.unit.Bytes(n, r.MemoryBytes)
+}
+
 func (rs *ranges) deviceOf(id string) (accel.DeviceID, bool) { return rs.layout.Device(id) }
 
 func (rs *ranges) reoffer() { rs.offered = nil }
@@ -157,8 +163,8 @@ func (rs *ranges) arrange(now time.Time) (keep bool, problem error) {
 		present := sharing.Cut(devices, rs.unit)
 		for _, s := range present {
 			if s.Units == 0 {
-				problem = fmt.Errorf("device %s has %d bytes of memory, less than one unit of %s GB; it is left out", s.ID, s.MemoryBytes,
-					rs.unit)
+				problem = fmt.Errorf("device %s has %d bytes of memory, less than one unit of %s; it is left out", s.ID, s.MemoryBytes,
+					accel.UnitName(rs.unit.String()))
 			}
 		}
 		if err := rs.restore(present, now); err != nil {

@@ -213,6 +213,8 @@ type Options struct {
 	// MIG is how partitions of NVIDIA's GPUs are listed: MIGNone (the default),
 	// MIGSingle or MIGMixed.
 	MIG string
+	// DRS lists the DRS instances of Enflame's cards.
+	DRS bool
 	// IndexInEnv makes Edits.Env name devices by Index instead of by ID.
 	IndexInEnv bool
 	// CDIKind replaces the vendor's kind of CDI devices unless it is "".

@@ -37,7 +37,7 @@ func TestWithProfiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := config.Default()
 			before.Resources, before.Vendors = slices.Clone(tt.resources), map[string]config.Vendor{"nvidia": {MigStrategy: tt.strategy}}
-			got := WithProfiles(before, tt.profiles)
+			got := WithProfiles(before, map[string][]string{"nvidia": tt.profiles, "enflame": {"9g.9gb"}})
 			if diff := cmp.Diff(tt.want, got.Resources); diff != "" {
 				t.Errorf("resources (-want +got):\n%s", diff)
 			}
@@ -48,5 +48,25 @@ func TestWithProfiles(t *testing.T) {
 				t.Error("the original was changed")
 			}
 		})
+	}
+}
+
+// TestWithProfilesOfTwoVendors: each vendor's profiles are its own.
+func TestWithProfilesOfTwoVendors(t *testing.T) {
+	c := config.Default()
+	c.Vendors = map[string]config.Vendor{"nvidia": {MigStrategy: config.MigMixed}, "enflame": {DRS: true}}
+	c.Resources = []config.Resource{
+		{Name: "nvidia.com/gpu", Vendor: "nvidia", Mode: config.ModeExclusive},
+		{Name: "enflame.com/drs-gcu", Vendor: "enflame", Mode: config.ModeExclusive, Profile: "1g.6gb"},
+	}
+	got := WithProfiles(c, map[string][]string{"nvidia": {"1g.6gb"}, "enflame": {"1g.6gb", "3g.24gb"}})
+	want := append(slices.Clone(c.Resources),
+		config.Resource{Name: "enflame.com/drs-gcu-3g.24gb", Vendor: "enflame", Mode: config.ModeExclusive, Profile: "3g.24gb"},
+		config.Resource{Name: "nvidia.com/mig-1g.6gb", Vendor: "nvidia", Mode: config.ModeExclusive, Profile: "1g.6gb"})
+	if diff := cmp.Diff(want, got.Resources); diff != "" {
+		t.Errorf("resources (-want +got):\n%s", diff)
+	}
+	if mistakes := config.Validate(got, vendors); len(mistakes) > 0 {
+		t.Errorf("the configuration is not valid: %q", mistakes)
 	}
 }

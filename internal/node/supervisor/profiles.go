@@ -29,16 +29,23 @@ const (
 	retryAfter = 30 * time.Second
 )
 
-// profiles are the profiles of the partitions of this node, by accel.ProfileName. It
-// is safe for concurrent use.
+// profiles are the profiles of the partitions of this node. It is safe for concurrent use.
 type profiles struct {
 	mu sync.Mutex
 	// gone is since when a profile has had no partitions, zero while it has some or
-	// that is not known.
-	gone map[string]time.Time
+	// that is not known, by vendor and accel.ProfileName.
+	gone map[string]map[string]time.Time
 }
 
-func newProfiles() *profiles { return &profiles{gone: map[string]time.Time{}} }
+func newProfiles() *profiles { return &profiles{gone: map[string]map[string]time.Time{}} }
+
+// of are the profiles of a vendor. The caller holds mu.
+func (p *profiles) of(vendor string) map[string]time.Time {
+	if p.gone[vendor] == nil {
+		p.gone[vendor] = map[string]time.Time{}
+	}
+	return p.gone[vendor]
+}
 
 // recall adds the profiles whose partitions an earlier run offered. Their resources are
 // offered from the start: kubelet rejects pods that request a resource without a plugin.
@@ -48,7 +55,7 @@ func (p *profiles) recall(resources []accel.Resource) {
 	for _, r := range resources {
 		for i := range accel.Vendors {
 			if name, ok := accel.Vendors[i].ProfileOf(r); ok {
-				p.gone[name] = time.Time{}
+				p.of(accel.Vendors[i].Name)[name] = time.Time{}
 			}
 		}
 	}
@@ -70,26 +77,40 @@ func (p *profiles) discovered(vendor string, found backend.Found, err error, now
 		!slices.ContainsFunc(found.Faults, func(f backend.Fault) bool { return f.Cause != accel.CauseNotOffered })
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	gone := p.of(vendor)
 	for name := range listed {
-		p.gone[name] = time.Time{}
+		gone[name] = time.Time{}
 	}
-	for name, since := range p.gone {
+	for name, since := range gone {
 		switch {
 		case listed[name]:
 		case !complete:
-			p.gone[name] = time.Time{}
+			gone[name] = time.Time{}
 		case since.IsZero():
-			p.gone[name] = now
+			gone[name] = now
 		}
 	}
 }
 
-// wanted are the profiles to offer, sorted.
-func (p *profiles) wanted(now time.Time) []string {
+// wanted are the profiles to offer by vendor, sorted.
+func (p *profiles) wanted(now time.Time) map[string][]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.gone, func(_ string, since time.Time) bool { return !since.IsZero() && now.Sub(since) >= retireAfter })
-	return slices.Sorted(maps.Keys(p.gone))
+	out := map[string][]string{}
+	for vendor, gone := range p.gone {
+		maps.DeleteFunc(gone, func(_ string, since time.Time) bool { return !since.IsZero() && now.Sub(since) >= retireAfter })
+		out[vendor] = slices.Sorted(maps.Keys(gone))
+	}
+	return out
+}
+
+// names are the profiles of all vendors, for people.
+func names(wanted map[string][]string) string {
+	var all []string
+	for _, vendor := range slices.Sorted(maps.Keys(wanted)) {
+		all = append(all, wanted[vendor]...)
+	}
+	return cmp.Or(strings.Join(all, ", "), "none")
 }
 
 // recallProfiles reads the profiles that an earlier run offered from the state folder.
@@ -135,7 +156,7 @@ func (s *supervisor) adopt(ctx context.Context, now *running) (*running, error) 
 	case refused != nil:
 		rejected(refused)
 	default:
-		s.tell(events.PartitionsChanged, "the profiles of the node's partitions are now: "+cmp.Or(strings.Join(wanted, ", "), "none"))
+		s.tell(events.PartitionsChanged, "the profiles of the node's partitions are now: "+names(wanted))
 	}
 	return next, nil
 }

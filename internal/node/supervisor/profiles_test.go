@@ -72,7 +72,7 @@ func TestProfilesComeAtOnceAndGoLater(t *testing.T) {
 				now = now.Add(s.after)
 				p.discovered("nvidia", s.found, s.err, now)
 				p.discovered("enflame", backend.Found{}, nil, now)
-				if got := strings.Join(p.wanted(now), " "); got != s.want {
+				if got := strings.Join(p.wanted(now)["nvidia"], " "); got != s.want {
 					t.Errorf("step %d: profiles %q, want %q", i, got, s.want)
 				}
 			}
@@ -82,7 +82,7 @@ func TestProfilesComeAtOnceAndGoLater(t *testing.T) {
 
 const mixed = "vendors: {nvidia: {migStrategy: mixed}}\nresources:\n- {name: nvidia.com/gpu, vendor: nvidia, mode: exclusive}\n"
 
-func names(a *fakeAgent) []string {
+func resourcesOf(a *fakeAgent) []string {
 	var out []string
 	for _, r := range a.config.Resources {
 		out = append(out, r.Name)
@@ -103,13 +103,13 @@ func TestNewProfilesTakeThePlaceOfTheAgent(t *testing.T) {
 	}
 	d.start()
 	first := d.agent(0)
-	if diff := cmp.Diff([]string{"nvidia.com/gpu", "nvidia.com/mig-3g.20gb"}, names(first)); diff != "" {
+	if diff := cmp.Diff([]string{"nvidia.com/gpu", "nvidia.com/mig-3g.20gb"}, resourcesOf(first)); diff != "" {
 		t.Errorf("at the start (-want +got):\n%s", diff)
 	}
 	d.s.profiles.discovered("nvidia", with("1g.5gb", "3g.20gb"), nil, time.Now())
 	second := d.agent(1)
 	want := []string{"nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"}
-	if diff := cmp.Diff(want, names(second)); diff != "" {
+	if diff := cmp.Diff(want, resourcesOf(second)); diff != "" {
 		t.Errorf("with another profile (-want +got):\n%s", diff)
 	}
 	hasAll(t, first.did(), "yielded", "left")
@@ -120,17 +120,35 @@ func TestNewProfilesTakeThePlaceOfTheAgent(t *testing.T) {
 
 	// An edit keeps the profiles.
 	d.write("injection: environment\n" + mixed)
-	if third := d.agent(2); !slices.Equal(names(third), want) {
-		t.Errorf("after an edit, resources are %q", names(third))
+	if third := d.agent(2); !slices.Equal(resourcesOf(third), want) {
+		t.Errorf("after an edit, resources are %q", resourcesOf(third))
 	}
 	d.write("injection: environment\n" + strings.ReplaceAll(mixed, "mixed", "single"))
-	if fourth := d.agent(3); !slices.Equal(names(fourth), []string{"nvidia.com/gpu"}) {
-		t.Errorf("by another strategy, resources are %q", names(fourth))
+	if fourth := d.agent(3); !slices.Equal(resourcesOf(fourth), []string{"nvidia.com/gpu"}) {
+		t.Errorf("by another strategy, resources are %q", resourcesOf(fourth))
 	}
 	d.s.profiles.discovered("nvidia", with("2g.10gb"), nil, time.Now())
 	time.Sleep(2 * keepInterval)
 	if d.count() != 4 {
 		t.Error("a profile that is not a resource replaced the agent")
+	}
+}
+
+// TestProfilesOfTwoVendors: those of one vendor are not gone because the other has none.
+func TestProfilesOfTwoVendors(t *testing.T) {
+	p, now := newProfiles(), time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
+	p.recall([]accel.Resource{"nvidia.com/mig-1g.5gb", "enflame.com/drs-gcu-1g.6gb", "enflame.com/drs-gcu"})
+	for range 2 {
+		p.discovered("nvidia", with(), nil, now)
+		p.discovered("enflame", with("1g.6gb", "3g.24gb"), nil, now)
+		now = now.Add(retireAfter)
+	}
+	want := map[string][]string{"nvidia": nil, "enflame": {"1g.6gb", "3g.24gb"}}
+	if diff := cmp.Diff(want, p.wanted(now)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := names(p.wanted(now)); got != "1g.6gb, 3g.24gb" {
+		t.Errorf("for people: %q", got)
 	}
 }
 

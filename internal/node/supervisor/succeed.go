@@ -108,7 +108,7 @@ func (s *supervisor) yield(r *running) agent.Handoff {
 }
 
 // replace starts the successor of an agent of this process that has yielded.
-func (s *supervisor) replace(ctx context.Context, old *running, left agent.Handoff, c config.NodeConfig, profiles []string,
+func (s *supervisor) replace(ctx context.Context, old *running, left agent.Handoff, c config.NodeConfig, profiles map[string][]string,
 	b vendors.Set,
 ) (*running, error) {
 	log := klog.FromContext(ctx)

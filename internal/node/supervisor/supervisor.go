@@ -95,7 +95,7 @@ type running struct {
 	nodeAgent
 	config config.NodeConfig
 	// profiles are those that the agent offers beside what config names.
-	profiles []string
+	profiles map[string][]string
 	registry *prometheus.Registry
 	cancel   context.CancelFunc
 	// release closes the backends, once.
@@ -338,7 +338,7 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 // goOver replaces an agent by one of another configuration or with other profiles, and
 // returns what runs then: if that one cannot be used, for the reason refused, one as
 // before. An error means that nothing runs.
-func (s *supervisor) goOver(ctx context.Context, now *running, c config.NodeConfig, profiles []string, b vendors.Set,
+func (s *supervisor) goOver(ctx context.Context, now *running, c config.NodeConfig, profiles map[string][]string, b vendors.Set,
 ) (next *running, refused, err error) {
 	left := s.yield(now)
 	next, refused = s.replace(ctx, now, left, c, profiles, b)
@@ -383,7 +383,7 @@ func keep(ctx context.Context, before, c config.NodeConfig) config.NodeConfig {
 
 // start makes an agent and runs it, until its cancel is called. The backends are its
 // own from then on. profiles are offered beside what the configuration names.
-func (s *supervisor) start(ctx context.Context, c config.NodeConfig, profiles []string, b vendors.Set, h agent.Handoff,
+func (s *supervisor) start(ctx context.Context, c config.NodeConfig, profiles map[string][]string, b vendors.Set, h agent.Handoff,
 ) (*running, error) {
 	r := &running{
 		config: c, profiles: profiles, registry: prometheus.NewRegistry(), ended: make(chan error, 1), release: sync.OnceValue(b.Close),

@@ -70,7 +70,7 @@ var (
 	})
 	PartitionsChanged = define(Kind{
 		"PartitionsChanged", corev1.EventTypeNormal, "Node", Node,
-		"The profiles of the node's MIG devices changed, and with them the resources that it offers.",
+		"The profiles of the node's MIG devices or DRS instances changed, and with them the resources that it offers.",
 	})
 	ResourceNotOffered = define(Kind{
 		"ResourceNotOffered", corev1.EventTypeWarning, "Node", Node,

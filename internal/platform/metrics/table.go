@@ -239,7 +239,8 @@ var (
 	ExtenderNodeUnitBytes = define(Metric{
 		Name: "divvy_extender_node_unit_bytes", Type: Gauge, Programs: []string{Extender},
 		Help:   "Size of one unit on a node in bytes.",
-		Labels: []Label{labelNode, labelResource}, Absent: "without nodes",
+		Labels: []Label{labelNode, labelResource},
+		Absent: "without nodes, and for units that are a part of a card if the node's cards differ in memory",
 	})
 	ExtenderNamespaceUnitsUsed = define(Metric{
 		Name: "divvy_extender_namespace_units_used", Type: Gauge, Programs: []string{Extender},

@@ -396,7 +396,7 @@ func checkUnits(f *findings, object string, config v1alpha1.NodeConfig, all []ac
 		}
 		better := "a larger one"
 		for _, unit := range slices.Backward(v1alpha1.MemoryUnits) {
-			if _, b := size(unit); b > 0 && b <= maxList {
+			if _, b := size(unit); b > 0 && b <= maxList && unit != v1alpha1.SixthOfDevice { // another kind of amount
 				better = "\"" + unit + "\""
 				break
 			}

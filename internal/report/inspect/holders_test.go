@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,30 @@ func TestNodeFromHolders(t *testing.T) {
 }
 
 // Whoever may create pods may write what they hold into them.
+// TestUnitsOfACard: units that are a part of a card are called so, and are not added up with others
+// as GB.
+func TestUnitsOfACard(t *testing.T) {
+	node := func(unit string) Node {
+		return Node{Unit: unit, Total: 12, Used: 3, Available: 9, Devices: make([]Device, 2)}
+	}
+	if got, want := node("1/6").shared(), "in units of 1/6 of a card"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for name, tt := range map[string]struct {
+		nodes []Node
+		want  string
+	}{
+		"alike":       {[]Node{node("1/6"), node("1/6")}, "2 nodes, 4 cards: total 24, used 6, free 18, in units of 1/6 of a card"},
+		"not alike":   {[]Node{node("1/6"), node("1")}, "2 nodes, 4 cards: total 24, used 6, free 18, in units of different sizes"},
+		"all in GB":   {[]Node{node("0.1"), node("1")}, "2 nodes, 4 cards: total 13.2, used 3.3, free 9.9, in GB"},
+		"an odd unit": {[]Node{node("x"), node("x")}, "2 nodes, 4 cards: total 24, used 6, free 18, in units of x GB"},
+	} {
+		if got := total(tt.nodes); !strings.HasPrefix(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
 func TestForgedDevicesDoNotFillANode(t *testing.T) {
 	inv := accel.Inventory{Resource: "nvidia.com/gpu"}
 	var all []string

@@ -48,7 +48,7 @@ type Node struct {
 	// Details.
 
 	Resource accel.Resource `json:"resource,omitempty"`
-	// Unit is the size of one unit in GB, such as "0.1"; "" when the resource
+	// Unit is the size of one unit in GB, such as "0.1", or "1/6" of a card; "" when the resource
 	// does not count memory.
 	Unit string `json:"unit,omitempty"`
 }

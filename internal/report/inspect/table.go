@@ -285,7 +285,10 @@ func total(nodes []Node) string {
 	}
 	per := func(Node) int64 { return 1 }
 	format := func(n int64) string { return strconv.FormatInt(n, 10) }
-	if mixed {
+	switch {
+	case mixed && slices.ContainsFunc(nodes, func(n Node) bool { return milliGB(n.Unit) == 0 }):
+		how = "in units of different sizes"
+	case mixed:
 		per, format, how = func(n Node) int64 { return milliGB(n.Unit) }, fromMilli, "in GB"
 	}
 	for _, n := range nodes {
@@ -299,9 +302,9 @@ func total(nodes []Node) string {
 }
 
 // unitName says what is counted in memory.
-func unitName(unit string) string { return "units of " + unit + " GB" }
+func unitName(unit string) string { return "units of " + accel.UnitName(unit) }
 
-// milliGB is the size of a unit in thousandths of a GB, 0 when unknown.
+// milliGB is the size of a unit in thousandths of a GB, 0 when unknown and for a part of a card.
 func milliGB(unit string) int64 {
 	f, err := strconv.ParseFloat(unit, 64)
 	if err != nil || f <= 0 || f > 1e6 {

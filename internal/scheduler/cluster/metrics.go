@@ -99,9 +99,12 @@ func (c Collector) Collect(out chan<- prometheus.Metric) {
 func (c Collector) node(ch gauges, resource string, node *ledger.NodeUsage) {
 	ch.send(nodeUnitsDesc, float64(node.Total), node.Name, resource)
 	ch.send(nodeUsedDesc, float64(node.Used), node.Name, resource)
-	// A unit is written as a decimal number of GB: 0.1.
-	if gb, err := strconv.ParseFloat(node.Unit, 64); err == nil {
-		ch.send(unitBytesDesc, gb*(1<<30), node.Name, resource)
+	memory := make([]int64, len(node.Devices))
+	for i := range node.Devices {
+		memory[i] = node.Devices[i].MemoryBytes
+	}
+	if bytes, ok := accel.UnitBytes(node.Unit, memory); ok {
+		ch.send(unitBytesDesc, bytes, node.Name, resource)
 	}
 	namespaces := map[string]accel.Units{}
 	for _, pod := range node.Unplaced {

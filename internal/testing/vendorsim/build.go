@@ -126,6 +126,18 @@ func BuildAllocator(ctx context.Context, dir string) (file string, err error) {
 	return file, nil
 }
 
+// BuildEfsmi compiles efsmi, the stand-in for Enflame's program that makes and lists DRS
+// instances, into dir, and returns the file's path. It reads the topology file in lib beside dir,
+// in dir, or in lib below it, and needs no other file to run, also not a C library. It is
+// compiled like a stand-in; see Build.
+func BuildEfsmi(ctx context.Context, dir string) (file string, err error) {
+	const name = "efsmi"
+	if file, err = compile(ctx, dir, name, "-static", "-o", name, "c/efsmi.c", "c/topology.c", "c/mig.c"); err != nil {
+		return "", fmt.Errorf("build %s: %w", name, err)
+	}
+	return file, nil
+}
+
 func (lib library) build(ctx context.Context, dir string, options ...BuildOption) (built string, err error) {
 	var b build
 	for _, o := range options {

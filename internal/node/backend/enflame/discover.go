@@ -19,12 +19,17 @@ const (
 	idMarks = "-_.:"
 )
 
-// Discover lists the GCUs.
+// Discover lists the GCUs, and with Options.DRS their DRS instances.
 func (b *Backend) Discover(ctx context.Context) (backend.Found, error) {
 	return b.loader.Discover(ctx, func() (backend.Found, error) {
 		l, err := libloader.List(ctx, b.loader, b.list)
 		if err != nil {
 			return backend.Found{}, err
+		}
+		if b.drs != nil {
+			if l, err = b.drs.add(ctx, l); err != nil {
+				return backend.Found{}, err
+			}
 		}
 		return devicelist.Record(b.table, l), nil
 	})

@@ -7,7 +7,8 @@
 // exceeds it makes further calls fail at once until it returns.
 //
 // The library's older interface is used, in which a card is a number. The
-// newer one knows neither uuids nor health.
+// newer one knows neither uuids nor health. Neither knows DRS, the vendor's partitions of
+// cards; the vendor's program efsmi is asked about these (efsmi.go, drs.go).
 package enflame
 
 import (
@@ -36,6 +37,8 @@ type Backend struct {
 	options backend.Options
 	loader  *libloader.Loader[*library]
 	table   *devicelist.Table
+	// drs lists DRS instances; nil unless the options ask for them.
+	drs *drs
 
 	mu sync.Mutex // guards what follows; not held during calls of the library
 	// suspended has the cards that an event took out of use, by index, with
@@ -58,6 +61,9 @@ func New(o backend.Options) (*Backend, error) {
 		options:   o,
 		table:     devicelist.New(kind, o),
 		suspended: map[int]string{},
+	}
+	if o.DRS {
+		b.drs = &drs{tool: newTool(o)}
 	}
 	b.loader = libloader.New(o.CallTimeout, libloader.Steps[*library]{
 		Vendor:       Vendor,
@@ -110,6 +116,16 @@ func (b *Backend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 		return backend.Edits{}, err
 	}
 	e.Env = map[string]string{visibleDevices: strings.Join(names, ",")}
+	for _, id := range ids {
+		index, _ := b.table.Index(id)
+		if _, _, part := accel.SplitIndex(index); !part {
+			continue
+		}
+		if len(names) > 1 {
+			return backend.Edits{}, errSeveralInstances
+		}
+		e.Env = instanceEnv(id, index)
+	}
 	return e, nil
 }
 

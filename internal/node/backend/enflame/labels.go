@@ -1,8 +1,10 @@
 package enflame
 
 import (
+	"slices"
 	"strconv"
 
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
 
@@ -17,13 +19,14 @@ const labelPrefix = "enflame.com/gcu."
 // equals, and the count is that of all cards.
 func (b *Backend) Labels(backend.Sharing) map[string]string {
 	last := b.table.Last()
-	if len(last.Devices) == 0 {
+	cards := slices.DeleteFunc(slices.Clone(last.Devices), func(d accel.Device) bool { return d.Parent != "" })
+	if len(cards) == 0 {
 		return nil
 	}
-	model := backend.MostFrequent(last.Devices)
+	model := backend.MostFrequent(cards)
 	return backend.Labels(labelPrefix, map[string]string{
 		"present":        "true",
-		"count":          strconv.Itoa(len(last.Devices)),
+		"count":          strconv.Itoa(len(cards)),
 		"product":        model.Model,
 		"memory":         strconv.FormatInt(model.MemoryBytes>>20, 10),
 		"driver-version": last.Driver,

@@ -20,6 +20,9 @@ func (b *Backend) Measure(ctx context.Context, id accel.DeviceID) (backend.Measu
 		if err != nil {
 			return backend.Measured{}, err
 		}
+		if device.Parent != "" {
+			return backend.Measured{}, fmt.Errorf("%w: the library does not report what a DRS instance uses", errors.ErrUnsupported)
+		}
 		if lib.processes == nil {
 			return backend.Measured{}, fmt.Errorf("%w: %s lacks EfmlGetProcessInfo", errors.ErrUnsupported, lib.Path)
 		}

@@ -79,6 +79,7 @@ func Options(c config.NodeConfig, vendor string) backend.Options {
 		SysfsRoot:  filepath.Join(c.DriverRoot, "sys"),
 		ProcRoot:   filepath.Join(c.DriverRoot, "proc"),
 		MIG:        string(v.MigStrategy),
+		DRS:        v.DRS,
 		IndexInEnv: v.DeviceIDs == "index",
 		CDIKind:    v.CDIKind,
 		HostRoot:   c.DriverRoot,
