@@ -93,6 +93,9 @@ func ReadWish(dir string) (w Wish, err error) {
 	return w, err
 }
 
+// WriteReport makes the node's daemon judge a report.
+func WriteReport(dir string, r Report) error { return write(dir, reportFile, r) }
+
 // ErrNotRunning says that nothing serves the node.
 var ErrNotRunning = errors.New("the pod of DaemonSet divvy-mps does not run on the node")
 

@@ -59,7 +59,7 @@ func newNode(t *testing.T) *node {
 		cmd.Env = env
 		return cmd, nil
 	}
-	n.Service = &mps.Service{Dir: filepath.Join(dir, "run"), Now: time.Now,
+	n.Service = &mps.Service{Dir: filepath.Join(dir, "run"), Inside: filepath.Join(dir, "run"), Now: time.Now,
 		Prepare: func(string) (mps.Tool, error) { return tool, nil },
 		Open:    func(string) (mps.Modes, func(), error) { return n, func() {}, nil },
 		Log: func(_ error, text string, id accel.DeviceID) {

@@ -24,8 +24,8 @@ type Modes interface {
 
 // Service runs the control daemons of a node. It is for one goroutine.
 type Service struct {
-	// Dir is Dir as this process and the control daemons see it.
-	Dir string
+	// Dir is Dir as this process sees it, and Inside as the control daemons see it.
+	Dir, Inside string
 	// Prepare makes the driver's programs of a folder of the host usable. It is called before
 	// control daemons are started, and returns the vendor's program.
 	Prepare func(driverRoot string) (Tool, error)
@@ -120,7 +120,7 @@ func (s *Service) Pass(ctx context.Context) error {
 		return ctx.Err()
 	}
 	r.Time = s.Now().UTC()
-	return errors.Join(err, write(s.Dir, reportFile, r))
+	return errors.Join(err, WriteReport(s.Dir, r))
 }
 
 // open prepares a pass over the wanted GPUs.
@@ -187,7 +187,7 @@ func (s *Service) start(ctx context.Context, id accel.DeviceID) (*daemon, error)
 		}
 	}
 	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_VISIBLE_DEVICES=" + string(id),
-		"CUDA_MPS_PIPE_DIRECTORY=" + pipes, "CUDA_MPS_LOG_DIRECTORY=" + logs}
+		"CUDA_MPS_PIPE_DIRECTORY=" + PipeDir(s.Inside, id), "CUDA_MPS_LOG_DIRECTORY=" + LogDir(s.Inside, id)}
 	// The daemon outlives the pass, and is stopped by its own command.
 	cmd, err := s.tool(context.WithoutCancel(ctx), env, "-f", "--multiuser-server")
 	if err != nil {
@@ -274,6 +274,7 @@ func (d *daemon) stop(ctx context.Context) {
 
 // stopAll stops all control daemons and gives their GPUs back.
 func (s *Service) stopAll() {
+	_ = os.Remove(filepath.Join(s.Dir, reportFile)) // an old one counts for nothing anyway
 	if len(s.daemons) == 0 {
 		return
 	}

@@ -93,8 +93,9 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/node/mps"},
-		only:     []string{"std", "internal/core/accel", "internal/node/limits", "internal/platform/atomicfile"},
-		never:    []string{"net/http", "k8s.io/client-go/..."},
+		only: []string{"std", "internal/core/accel", "internal/node/limits", "internal/platform/atomicfile",
+			"github.com/cyphar/filepath-securejoin", "golang.org/x/sys/unix"},
+		never: []string{"net/http", "k8s.io/client-go/..."},
 		why: "the service of MPS outlives the node's daemon and needs no API server; whether MPS serves a device is decided on " +
 			"values",
 	},
