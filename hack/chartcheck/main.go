@@ -228,6 +228,9 @@ var bad = []struct {
 	{"isolation of another vendor", []string{"--set",
 		"sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].isolation=driver"},
 		"isolation driver is for devices of nvidia"},
+	{"MPS of time slices", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=nvidia," +
+		"sharedResources[0].mode=timeSlicing,sharedResources[0].replicas=2,sharedResources[0].isolation=cooperative"},
+		"isolation cooperative is not for mode timeSlicing"},
 	{"limits of time slices", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=nvidia," +
 		"sharedResources[0].mode=timeSlicing,sharedResources[0].replicas=2,sharedResources[0].isolation=driver"},
 		"isolation driver is not for mode timeSlicing"},

@@ -95,9 +95,20 @@ true
 
 {{/* "true" when some node limits the memory of containers in the driver, else nothing. */}}
 {{- define "divvy.node.limits" -}}
+{{- include "divvy.node.isolates" (list . "driver") -}}
+{{- end }}
+
+{{/* "true" when some node needs MPS, else nothing. */}}
+{{- define "divvy.node.cooperative" -}}
+{{- include "divvy.node.isolates" (list . "cooperative") -}}
+{{- end }}
+
+{{/* "true" when some resource has an isolation, else nothing; (list $ "driver"). */}}
+{{- define "divvy.node.isolates" -}}
 {{- $on := false -}}
-{{- range include "divvy.resources" . | fromJsonArray -}}
-{{- $on = or $on (eq (.isolation | default "none") "driver") -}}
+{{- $isolation := index . 1 -}}
+{{- range include "divvy.resources" (index . 0) | fromJsonArray -}}
+{{- $on = or $on (eq (.isolation | default "none") $isolation) -}}
 {{- end -}}
 {{- if $on -}}
 true
@@ -255,6 +266,11 @@ enflame.com/gcushare={{ get $s "enflame.com/gcushare" }}
   mountPath: /host/var/lib/divvy/hook
 - name: limits
   mountPath: /host/run/divvy/limits
+{{- end }}
+{{- if include "divvy.node.cooperative" . }}
+# What divvy-mps is to do, and what it reports.
+- name: mps
+  mountPath: /host/run/divvy/mps
 {{- end }}
 {{- if and .Values.node.gpuOperator.enabled (ne (dir .Values.node.gpuOperator.driverRoot) "/") }}
 # The operator's driver container mounts its root below this folder, perhaps
