@@ -115,6 +115,8 @@ var nameTable = []struct {
 	}},
 	{"Kinds of CDI devices", []name{
 		{"nvidia.divvy.dev/gpu", "CDI specification", "divvy-node", "NVIDIA's GPUs by uuid; [nvidia.md](../nvidia.md)"},
+		{"divvy.dev/gpu-mps", "CDI specification", "divvy-node", "kind of the CDI devices that make a container a client of MPS, " +
+			"`<GPU>.<percent>.<MiB>`; [isolation.md](../isolation.md#shares-of-compute-and-memory-with-mps)"},
 		{"divvy.dev/gpu-memory", "CDI specification", "divvy-node",
 			"limits of a container's memory on a GPU: `<uuid>.<MiB>`, or `<uuid>.max`"},
 	}},

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -58,7 +59,7 @@ func newMPSWatch(ctx context.Context, a *Agent, limited *limitWatch) *mpsWatch {
 	if !slices.ContainsFunc(w.parts, w.desk.proves) {
 		if before, err := mps.ReadWish(w.dir); err == nil && len(before.Devices) > 0 {
 			if err := mps.WriteWish(w.dir, mps.Wish{DriverRoot: before.DriverRoot}); err != nil {
-				klog.FromContext(ctx).Error(err, "Could not tell the service of MPS that no device needs it any more")
+				klog.FromContext(ctx).Error(err, "Could not record that no device needs MPS any more")
 			}
 		}
 		return nil
@@ -120,7 +121,7 @@ func (w *mpsWatch) ask(wish mps.Wish) error {
 		return nil
 	}
 	if err := mps.WriteWish(w.dir, wish); err != nil {
-		return fmt.Errorf("tell the service of MPS which devices to serve: %w", err)
+		return fmt.Errorf("record which devices need MPS: %w", err)
 	}
 	return nil
 }
@@ -135,7 +136,7 @@ func (w *mpsWatch) obstacle(id accel.DeviceID, p *pool) error {
 	_, all, _ := w.discoveries.all()
 	i := slices.IndexFunc(all[p.config.Vendor].found.Devices, func(d accel.Device) bool { return d.ID == id })
 	if i >= 0 && !w.desk.limited(p, all[p.config.Vendor].found.Devices[i]) {
-		return fmt.Errorf("the GPU is in MIG mode, where MPS is not set up; disable MIG mode of the GPU, or offer its MIG devices")
+		return errors.New("the GPU is in MIG mode, where MPS is not set up; disable MIG mode of the GPU, or offer its MIG devices")
 	}
 	for _, other := range w.parts {
 		if other != p && other.config.Vendor == p.config.Vendor && slices.ContainsFunc(see(other, (*alloc.Engine).Inventory).Shares,
