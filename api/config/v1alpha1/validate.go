@@ -315,8 +315,8 @@ func (k *checker) cooperativeAlone(resources []Resource) {
 			if r.Isolation == IsolationCooperative && r.Mode == ModeMemory && other.Mode != ModeMemory && r.Vendor == other.Vendor &&
 				!disjoint(r.Devices, other.Devices) {
 				k.wrong(fmt.Sprintf("resources[%d].isolation", i), "resources[%d] may offer the same devices, and with isolation %s a "+
-					"device is offered by one resource alone; choose devices for both that cannot be the same, by indexes, by ids or by models",
-					j, r.Isolation)
+					"device is offered by one resource alone; choose devices for both that cannot be the same, by indexes, by ids or "+
+					"by models", j, r.Isolation)
 			}
 		}
 	}

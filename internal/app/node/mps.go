@@ -22,8 +22,8 @@ func mpsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mps",
 		Short: "Run the control daemons of NVIDIA's MPS on this node",
-		Long: "Run a control daemon of NVIDIA's multi-process service for each GPU whose resource has isolation cooperative. The daemon of\n" +
-			"the node says which these are. When the program ends, the daemons end, and the GPUs get compute mode DEFAULT again.\n\n" +
+		Long: "Run a control daemon of NVIDIA's multi-process service for each GPU whose resource has isolation cooperative. The node's\n" +
+			"daemon names them. When the program ends, the control daemons end, and the GPUs get compute mode DEFAULT again.\n\n" +
 			"Exit codes: 0 success, 1 failure, 2 the command line is invalid.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -67,7 +67,8 @@ type cdiWriter struct {
 func newCDIWriter(dir, kubeletDir string) *cdiWriter {
 	return &cdiWriter{
 		dir: dir, checkpoint: filepath.Join(kubeletDir, kubeletCheckpoint), describers: map[string]*describer{},
-		limits: newLimitDesk(LimitOptions{}, config.NodeConfig{}), mps: newMPSDesk(config.NodeConfig{}), known: map[accel.DeviceID]accel.Device{},
+		limits: newLimitDesk(LimitOptions{}, config.NodeConfig{}), mps: newMPSDesk(config.NodeConfig{}),
+		known:  map[accel.DeviceID]accel.Device{},
 		wanted: map[*pool]cdiKinds{}, common: map[string]cdispecs.ContainerEdits{}, files: map[string]cdiOnDisk{},
 		ensured: map[string]cdiOnDisk{}, former: map[string]bool{},
 	}

@@ -181,7 +181,9 @@ func TestMPSIsNotSetUp(t *testing.T) {
 			devices.Devices[0].Partitioned = true
 			m.discoveries.note("enflame", devices, nil)
 		}, "the GPU is in MIG mode"},
-		"processes that are not known": {func(m *serving) { m.backend.errs = map[accel.DeviceID]error{"a": errors.New("hung")} }, "are not known: hung"},
+		"processes that are not known": {func(m *serving) {
+			m.backend.errs = map[accel.DeviceID]error{"a": errors.New("hung")}
+		}, "are not known: hung"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newServing(t)

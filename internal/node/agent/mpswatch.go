@@ -141,7 +141,8 @@ func (w *mpsWatch) obstacle(id accel.DeviceID, p *pool) error {
 	for _, other := range w.parts {
 		if other != p && other.config.Vendor == p.config.Vendor && slices.ContainsFunc(see(other, (*alloc.Engine).Inventory).Shares,
 			func(s accel.Share) bool { return s.ID == id }) {
-			return fmt.Errorf("resource %s offers the device in another way as well, whose containers are not served by MPS", other.Resource)
+			return fmt.Errorf("resource %s offers the device in another way as well, whose containers are not served by MPS",
+				other.Resource)
 		}
 	}
 	return nil

@@ -195,36 +195,41 @@ func TestReportsAreCurrent(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	fine := func(change func(*mps.DeviceReport)) *mps.DeviceReport {
+	with := func(change func(*mps.DeviceReport), strangers []int, processes ...mps.Process) mps.Device {
 		r := &mps.DeviceReport{Exclusive: true, Servers: []mps.Server{{PID: 7, State: "ACTIVE", Clients: []int{8}}}}
 		change(r)
-		return r
+		return mps.Device{Report: r, Strangers: strangers, Processes: processes}
 	}
 	same := func(*mps.DeviceReport) {}
+	before, stranger := []int{9}, mps.Process{PID: 9, Program: "python"}
 	for name, tt := range map[string]struct {
-		device mps.Device
-		want   limits.Cause
+		device    mps.Device
+		want      limits.Cause
+		strangers int
 	}{
-		"all is well": {mps.Device{Report: fine(same), Processes: []mps.Process{{7, "nvidia-cuda-mps"}, {8, "python"}},
-			Strangers: []int{9}}, ""},
-		"the driver's own program": {mps.Device{Report: fine(same), Processes: []mps.Process{{9, "nvidia-persiste"}}, Strangers: []int{9}}, ""},
-		"a new process":            {mps.Device{Report: fine(same), Processes: []mps.Process{{9, "python"}}}, ""},
-		"a stranger":               {mps.Device{Report: fine(same), Processes: []mps.Process{{9, "python"}}, Strangers: []int{9}}, limits.CauseProcess},
-		"no list":                  {mps.Device{Report: fine(same), Unlisted: errors.New("x")}, limits.CauseProcesses},
-		"a problem":                {mps.Device{Problem: mps.ErrNotRunning, Report: fine(same)}, mps.CauseDaemon},
-		"no report":                {mps.Device{}, mps.CauseDaemon},
-		"no daemon":                {mps.Device{Report: fine(func(r *mps.DeviceReport) { r.Problem = "x" })}, mps.CauseDaemon},
-		"a fault":                  {mps.Device{Report: fine(func(r *mps.DeviceReport) { r.Servers[0].State = "FAULT" })}, mps.CauseFault},
-		"another mode":             {mps.Device{Report: fine(func(r *mps.DeviceReport) { r.Exclusive = false })}, mps.CauseMode},
+		"all is well":              {with(same, before, mps.Process{PID: 7, Program: "x"}, mps.Process{PID: 8, Program: "python"}), "", 0},
+		"the driver's own program": {with(same, before, mps.Process{PID: 9, Program: "nvidia-persiste"}), "", 0},
+		"a new process":            {with(same, nil, stranger), "", 1},
+		"a stranger":               {with(same, before, stranger), limits.CauseProcess, 1},
+		"no list":                  {mps.Device{Report: with(same, nil).Report, Unlisted: errors.New("x")}, limits.CauseProcesses, 0},
+		"a problem":                {mps.Device{Problem: mps.ErrNotRunning, Report: with(same, nil).Report}, mps.CauseDaemon, 0},
+		"no report":                {mps.Device{}, mps.CauseDaemon, 0},
+		"no daemon":                {with(func(r *mps.DeviceReport) { r.Problem = "x" }, nil), mps.CauseDaemon, 0},
+		"a fault":                  {with(func(r *mps.DeviceReport) { r.Servers[0].State = "FAULT" }, nil), mps.CauseFault, 0},
+		"another mode":             {with(func(r *mps.DeviceReport) { r.Exclusive = false }, nil), mps.CauseMode, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			losses, strangers := mps.Judge(tt.device)
-			if tt.want == "" && len(losses) > 0 || tt.want != "" && (len(losses) != 1 || losses[0].Cause != tt.want || losses[0].Reason == "") {
-				t.Errorf("losses are %+v, want %q", losses, tt.want)
+			var causes []limits.Cause
+			for _, l := range losses {
+				causes = append(causes, l.Cause)
+				if l.Reason == "" {
+					t.Errorf("%s has no reason", l.Cause)
+				}
 			}
-			if tt.device.Problem == nil && len(strangers) > 0 != (len(tt.device.Processes) == 1 && tt.device.Processes[0].PID == 9 &&
-				tt.device.Processes[0].Program == "python") {
-				t.Errorf("strangers are %v", strangers)
+			if len(causes) > 1 || len(causes) == 1 && causes[0] != tt.want || len(causes) == 0 && tt.want != "" ||
+				len(strangers) != tt.strangers {
+				t.Errorf("losses are %q, and strangers are %v; want %q and %d", causes, strangers, tt.want, tt.strangers)
 			}
 		})
 	}

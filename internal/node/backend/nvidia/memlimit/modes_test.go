@@ -18,7 +18,8 @@ func TestComputeMode(t *testing.T) {
 	}
 	root := t.TempDir()
 	dir := filepath.Join(root, "usr/lib64")
-	if _, err := vendorsim.Build(t.Context(), vendorsim.NVIDIA, dir, vendorsim.Without(memlimit.SetFunction, memlimit.GetFunction)); err != nil {
+	without := vendorsim.Without(memlimit.SetFunction, memlimit.GetFunction)
+	if _, err := vendorsim.Build(t.Context(), vendorsim.NVIDIA, dir, without); err != nil {
 		t.Fatal(err)
 	}
 	cards := vendorsim.Topology{Cards: []vendorsim.Card{{Vendor: vendorsim.NVIDIA, UUID: "GPU-a", MemoryMiB: 1024, NUMA: -1},
