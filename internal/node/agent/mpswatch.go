@@ -97,7 +97,10 @@ func (w *mpsWatch) pass(ctx context.Context) {
 		}
 	}
 	slices.Sort(wish.Devices)
-	problem := w.ask(wish)
+	var problem error
+	if !slices.ContainsFunc(w.parts, func(p *pool) bool { return w.desk.proves(p) && !p.status().Known }) {
+		problem = w.ask(wish) // what is not known yet is no reason to stop a daemon
+	}
 	report, err := mps.ReadReport(w.dir, w.now())
 	problem = cmp.Or(problem, err)
 	w.logged.Log(ctx, problem, "MPS does not serve the node")

@@ -33,9 +33,6 @@ const Interval = 10 * time.Second
 // maxAge is how old a report may be: one pass may be late.
 const maxAge = 3 * Interval
 
-// MaxClients is how many processes can use a GPU at once since CUDA 13.1; before, 48.
-const MaxClients = 60
-
 const (
 	wishFile   = "wish.json"
 	reportFile = "report.json"
@@ -97,7 +94,8 @@ func ReadWish(dir string) (w Wish, err error) {
 func WriteReport(dir string, r Report) error { return write(dir, reportFile, r) }
 
 // ErrNotRunning says that nothing serves the node.
-var ErrNotRunning = errors.New("the pod of DaemonSet divvy-mps does not run on the node")
+var ErrNotRunning = fmt.Errorf("DaemonSet divvy-mps has reported nothing for %v: its pod does not run on the node, or the driver does "+
+	"not respond", maxAge)
 
 // ReadReport returns the last report. The error is ErrNotRunning if there is none that is
 // current.

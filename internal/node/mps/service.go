@@ -177,9 +177,16 @@ const startTimeout = 5 * time.Second
 // start starts a control daemon and waits until it answers.
 func (s *Service) start(ctx context.Context, id accel.DeviceID) (*daemon, error) {
 	pipes, logs := PipeDir(s.Dir, id), LogDir(s.Dir, id)
-	// What a daemon has left that ended with the last pod is in the way of the next one.
-	if err := os.RemoveAll(pipes); err != nil {
+	// What a daemon has left that has ended is in the way of the next one. The folder itself stays:
+	// containers have it mounted.
+	left, err := filepath.Glob(filepath.Join(pipes, "*"))
+	if err != nil {
 		return nil, err
+	}
+	for _, path := range left {
+		if err := os.RemoveAll(path); err != nil {
+			return nil, err
+		}
 	}
 	for _, dir := range []string{pipes, logs} {
 		if err := os.MkdirAll(dir, 0o755); err != nil { // clients of any user open the pipes, which have modes of their own
@@ -278,9 +285,11 @@ func (s *Service) stopAll() {
 	if len(s.daemons) == 0 {
 		return
 	}
+	var work sync.WaitGroup
 	for _, d := range s.daemons {
-		d.stop(context.Background())
+		work.Go(func() { d.stop(context.Background()) })
 	}
+	work.Wait()
 	modes, done, err := s.Open(s.root)
 	if err != nil {
 		s.Log(err, "Could not set compute modes back to DEFAULT", "")
