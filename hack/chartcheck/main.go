@@ -239,6 +239,12 @@ var bad = []struct {
 	{"isolation of another vendor", []string{"--set",
 		"sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].isolation=driver"},
 		"isolation driver is for devices of nvidia"},
+	{"MPS of time slices", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=nvidia," +
+		"sharedResources[0].mode=timeSlicing,sharedResources[0].replicas=2,sharedResources[0].isolation=cooperative"},
+		"isolation cooperative is not for mode timeSlicing"},
+	{"MPS beside whole devices", jsonSet("sharedResources", `[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive"},`+
+		`{"name":"nvidia.com/gpu-memory","vendor":"nvidia","mode":"memory","isolation":"cooperative"}]`),
+		"no other resource may offer the same devices, and nvidia.com/gpu may"},
 	{"limits of time slices", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=nvidia," +
 		"sharedResources[0].mode=timeSlicing,sharedResources[0].replicas=2,sharedResources[0].isolation=driver"},
 		"isolation driver is not for mode timeSlicing"},

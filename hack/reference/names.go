@@ -46,6 +46,8 @@ var nameTable = []struct {
 		{"divvy.dev/avoid-devices", "Pod", "users", "uuids of devices that the pod does not take"},
 		{"divvy.dev/isolation", "Pod", "users", "the least tier of isolation that the pod's devices must have: `none`, `cooperative`, " +
 			"`driver` or `hardware`; [isolation.md](../isolation.md)"},
+		{"divvy.dev/compute-percent", "Pod", "users", "the share of a device's multiprocessors for each container of the pod, 1 to 100, " +
+			"in place of its share of the memory; only on devices of isolation `cooperative`, [isolation.md](../isolation.md)"},
 		{"divvy.dev/placement-policy", "Pod", "users", "the placement policy for this pod; [devices.md](../devices.md#another-policy)"},
 		{"divvy.dev/retry", "Pod", "divvy-extender", "when the extender made kube-scheduler look again at a pod that waits; the time is " +
 			"for people, [extender.md](../extender.md#pods-that-wait)"},
@@ -114,6 +116,8 @@ var nameTable = []struct {
 	}},
 	{"Kinds of CDI devices", []name{
 		{"nvidia.divvy.dev/gpu", "CDI specification", "divvy-node", "NVIDIA's GPUs by uuid; [nvidia.md](../nvidia.md)"},
+		{"divvy.dev/gpu-mps", "CDI specification", "divvy-node", "kind of the CDI devices that make a container a client of MPS, " +
+			"`<GPU>.<percent>.<MiB>`; [isolation.md](../isolation.md#shares-of-compute-and-memory-with-mps)"},
 		{"divvy.dev/gpu-memory", "CDI specification", "divvy-node",
 			"limits of a container's memory on a GPU: `<uuid>.<MiB>`, or `<uuid>.max`"},
 	}},

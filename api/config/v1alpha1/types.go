@@ -270,6 +270,9 @@ type Isolation string
 const (
 	// IsolationNone limits no container.
 	IsolationNone Isolation = "none"
+	// IsolationCooperative bounds programs that use the vendor's library as it is shipped, by a
+	// service of the vendor: memory and compute time. Mode memory only.
+	IsolationCooperative Isolation = "cooperative"
 	// IsolationDriver limits the memory of each container in the kernel driver. Mode memory
 	// only.
 	IsolationDriver Isolation = "driver"

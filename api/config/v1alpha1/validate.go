@@ -67,6 +67,7 @@ func Validate(c NodeConfig, vendors []string) []string {
 		k.profile(fmt.Sprintf("resources[%d].profile", i), r, c.Vendors[r.Vendor].Partitions())
 	}
 	k.memoryTwice(c.Resources)
+	k.cooperativeAlone(c.Resources)
 	k.sockets(c)
 	return k.mistakes
 }
@@ -301,17 +302,32 @@ func (k *checker) resource(i int, r Resource) {
 func (k *checker) isolation(field string, r Resource) {
 	switch r.Isolation {
 	case "", IsolationNone:
-	case IsolationDriver:
+	case IsolationCooperative, IsolationDriver:
 		switch {
 		case r.Vendor != nvidia:
 			k.wrong(field, "%s is for NVIDIA's devices; leave the key out for %s", r.Isolation, r.Vendor)
 		case r.Mode == ModeExclusive:
 			k.wrong(field, "a container has a device of mode %s for itself, which is tier hardware; leave the key out", r.Mode)
 		case r.Mode == ModeTimeSlicing:
-			k.wrong(field, "the driver limits memory, and time slices have no memory of their own; use mode %s", ModeMemory)
+			k.wrong(field, "%s limits memory, and time slices have no memory of their own; use mode %s", r.Isolation, ModeMemory)
 		}
 	default:
-		k.oneOf(field, string(r.Isolation), string(IsolationNone), string(IsolationDriver))
+		k.oneOf(field, string(r.Isolation), string(IsolationNone), string(IsolationCooperative), string(IsolationDriver))
+	}
+}
+
+// cooperativeAlone rejects other resources that may be made of the devices of a cooperative one:
+// only programs that the vendor's service serves can use such a device.
+func (k *checker) cooperativeAlone(resources []Resource) {
+	for i, r := range resources {
+		for j, other := range resources {
+			if r.Isolation == IsolationCooperative && r.Mode == ModeMemory && other.Mode != ModeMemory && r.Vendor == other.Vendor &&
+				!disjoint(r.Devices, other.Devices) {
+				k.wrong(fmt.Sprintf("resources[%d].isolation", i), "resources[%d] may offer the same devices, and with isolation %s a "+
+					"device is offered by one resource alone; choose devices for both that cannot be the same, by indexes, by ids or "+
+					"by models", j, r.Isolation)
+			}
+		}
 	}
 }
 

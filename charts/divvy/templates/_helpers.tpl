@@ -95,9 +95,20 @@ true
 
 {{/* "true" when some node limits the memory of containers in the driver, else nothing. */}}
 {{- define "divvy.node.limits" -}}
+{{- include "divvy.node.isolates" (list . "driver") -}}
+{{- end }}
+
+{{/* "true" when some node needs MPS, else nothing. */}}
+{{- define "divvy.node.cooperative" -}}
+{{- include "divvy.node.isolates" (list . "cooperative") -}}
+{{- end }}
+
+{{/* "true" when some resource has an isolation, else nothing; (list $ "driver"). */}}
+{{- define "divvy.node.isolates" -}}
 {{- $on := false -}}
-{{- range include "divvy.resources" . | fromJsonArray -}}
-{{- $on = or $on (eq (.isolation | default "none") "driver") -}}
+{{- $isolation := index . 1 -}}
+{{- range include "divvy.resources" (index . 0) | fromJsonArray -}}
+{{- $on = or $on (eq (.isolation | default "none") $isolation) -}}
 {{- end -}}
 {{- if $on -}}
 true
@@ -256,6 +267,11 @@ enflame.com/gcushare={{ get $s "enflame.com/gcushare" }}
 - name: limits
   mountPath: /host/run/divvy/limits
 {{- end }}
+{{- if include "divvy.node.cooperative" . }}
+# What divvy-mps is to do, and what it reports.
+- name: mps
+  mountPath: /host/run/divvy/mps
+{{- end }}
 {{- if and .Values.node.gpuOperator.enabled (ne (dir .Values.node.gpuOperator.driverRoot) "/") }}
 # The operator's driver container mounts its root below this folder, perhaps
 # later.
@@ -335,6 +351,14 @@ under two names. */ -}}
 {{- range $resources -}}
 {{- if and (gt (len $resources) 1) (not .devices) -}}
 {{- fail (printf "%s: %s shares the memory of all devices of %s, and another resource shares memory of the same; choose devices for both" $at .name $vendor) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $all := index . 2 -}}
+{{- range $one := $all -}}
+{{- range $all -}}
+{{- if and (eq ($one.isolation | default "none") "cooperative") (eq .vendor $one.vendor) (ne .name $one.name) (not (and .devices $one.devices)) -}}
+{{- fail (printf "%s: with isolation cooperative of %s, no other resource may offer the same devices, and %s may; choose devices for both" $at $one.name .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -21,6 +21,9 @@ helm.sh/hook-output-log-policy: hook-succeeded,hook-failed
 {{- $hooks := list "divvy-uninstall-node" -}}
 {{- if include "divvy.local" . -}}
 {{- $daemonsets = append $daemonsets "divvy-node" -}}
+{{- if include "divvy.node.cooperative" . -}}
+{{- $daemonsets = append $daemonsets "divvy-mps" -}}
+{{- end -}}
 {{- end -}}
 {{- if $scheduler -}}
 {{- $daemonsets = append $daemonsets "divvy-schedconf" -}}

@@ -81,7 +81,8 @@ func Command(name string) *cobra.Command {
 	cmd.Flags().StringVar(&o.Limits.CgroupRoot, "cgroup-root", "", "for memory limits on a simulated host: folder of the control groups, "+
 		"at the same path on the host and here; the host's own if empty")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
-	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand(), usageCommand(usagefile.Dir), generateCDICommand())
+	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand(), usageCommand(usagefile.Dir), generateCDICommand(),
+		mpsCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError(err) })
 	about.Version(cmd, apis()...)

@@ -19,6 +19,10 @@ const (
 	// IsolationAnnotation is the least tier of isolation that the pod's devices must have,
 	// as accel.ParseTier reads it. The node reads it for every device that it gives out.
 	IsolationAnnotation = "divvy.dev/isolation"
+	// ComputeAnnotation is the share of a device's multiprocessors that each container of the
+	// pod may use, a number from 1 to 100, in place of its share of the memory. Only the node
+	// reads it, for a device of accel.TierCooperative.
+	ComputeAnnotation = "divvy.dev/compute-percent"
 )
 
 // MaxDevices is the most devices that a pod can be spread over.
@@ -29,6 +33,6 @@ const MaxDevices = 64
 func AskAnnotations() []string {
 	return []string{
 		CountAnnotation, UseModelsAnnotation, AvoidModelsAnnotation, UseDevicesAnnotation, AvoidDevicesAnnotation, PolicyAnnotation,
-		IsolationAnnotation,
+		IsolationAnnotation, ComputeAnnotation,
 	}
 }

@@ -191,7 +191,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		a.events = events.NewRecorder(ctx, o.Client, events.Node, o.Node)
 		m.register(a.events)
 	}
-	a.cdi.limits = newLimitDesk(o.Limits, o.Config)
+	a.cdi.limits, a.cdi.mps = newLimitDesk(o.Limits, o.Config), newMPSDesk(o.Config)
 	a.overuse = &overuseDesk{enabled: o.Config.Usage.Enabled,
 		withholds: o.Config.Usage.Enabled && o.Config.Usage.Overuse.Withhold}
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
@@ -276,6 +276,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		work.Go(func() { d.run(ctx) })
 	}
 	measured, limited := newUsageWatch(a), newLimitWatch(a)
+	served := newMPSWatch(ctx, a, limited)
 	work.Go(func() {
 		a.watching.run(ctx, func(ctx context.Context) {
 			var watches sync.WaitGroup
@@ -285,6 +286,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 			if limited != nil {
 				watches.Go(func() { limited.run(ctx) })
+			}
+			if served != nil {
+				watches.Go(func() { served.run(ctx) })
 			}
 			for vendor, b := range a.o.Backends {
 				watches.Go(func() { a.watch(ctx, vendor, b) })

@@ -155,8 +155,8 @@ func (a *Agent) add(ctx context.Context, r *offering, c alloc.Config) error {
 		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.signals.wake.raise, withdrawn: a.signals.withdraw.raise, event: a.tell,
 	}
 	if p.specify = a.cdi.specifier(p, a.o.Config.Vendors[r.vendor]); p.specify != nil {
-		p.limit = func(ids []accel.DeviceID, units accel.Units) ([]backend.CDIDevice, error) {
-			return a.cdi.limit(p, ids, units)
+		p.limit = func(ids []accel.DeviceID, units accel.Units, percent int) ([]backend.CDIDevice, error) {
+			return a.cdi.limit(p, ids, units, percent)
 		}
 	}
 	p.load(ctx)

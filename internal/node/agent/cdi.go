@@ -36,8 +36,10 @@ type cdiWriter struct {
 	// describers have the complete descriptions, by vendor, for vendors that have
 	// any. The map is fixed once the agent is built.
 	describers map[string]*describer
-	// limits has the CDI devices that limit containers; it is set before the first use.
+	// limits and mps have the CDI devices that bound what containers get; they are set before
+	// the first use.
 	limits *limitDesk
+	mps    *mpsDesk
 
 	mu sync.Mutex // guards what follows
 	// wanted are the devices of each part by kind and name, nil while the part has
@@ -65,7 +67,8 @@ type cdiWriter struct {
 func newCDIWriter(dir, kubeletDir string) *cdiWriter {
 	return &cdiWriter{
 		dir: dir, checkpoint: filepath.Join(kubeletDir, kubeletCheckpoint), describers: map[string]*describer{},
-		limits: newLimitDesk(LimitOptions{}, config.NodeConfig{}), known: map[accel.DeviceID]accel.Device{},
+		limits: newLimitDesk(LimitOptions{}, config.NodeConfig{}), mps: newMPSDesk(config.NodeConfig{}),
+		known:  map[accel.DeviceID]accel.Device{},
 		wanted: map[*pool]cdiKinds{}, common: map[string]cdispecs.ContainerEdits{}, files: map[string]cdiOnDisk{},
 		ensured: map[string]cdiOnDisk{}, former: map[string]bool{},
 	}
@@ -130,7 +133,9 @@ func (w *cdiWriter) specify(p *pool, b backend.Backend, devices []accel.Device) 
 			}
 		}
 	}
-	w.specifyLimits(p, devices, mine)
+	for _, s := range w.sized() {
+		w.specifySized(s, p, devices, mine)
+	}
 	w.wanted[p] = mine
 	problems, elsewhere := map[string]error{}, map[string]map[string]string{}
 	for kind := range mine {
@@ -143,9 +148,9 @@ func (w *cdiWriter) specify(p *pool, b backend.Backend, devices []accel.Device) 
 			problems[kind] = fmt.Errorf("write the CDI specification of %s: %w", kind, err)
 		}
 	}
-	if err := problems[limitKind]; err != nil {
+	for _, s := range w.sized() {
 		for _, d := range devices {
-			if w.limits.limited(p, d) {
+			if err := problems[s.kind()]; err != nil && s.limited(p, d) {
 				failed[d.ID] = err
 			}
 		}
@@ -216,9 +221,7 @@ func (w *cdiWriter) path(kind string) string { return filepath.Join(w.dir, cdiFi
 func (w *cdiWriter) ensure(kind string) error {
 	file := w.onDisk(kind)
 	all := cdiDevices{}
-	// A container that was given a limit has it also when it starts again after its resource has
-	// none any more.
-	if w.silent() || kind == limitKind {
+	if w.silent() || w.isSized(kind) {
 		maps.Copy(all, file.devices)
 	}
 	for _, kinds := range w.wanted {

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
@@ -59,11 +60,11 @@ func (p *pool) permit(ctx context.Context, a alloc.Allocation, limited bool) err
 	_, done := p.records.owner.use()
 	device, stated := a.Isolation(time.Now())
 	done()
-	if stated.Memory == accel.TierDriver && !limited {
-		stated.Memory = accel.TierNone // what was attested does not hold for this container
-	}
 	if stated.Memory == accel.TierHardware {
 		return nil // no other container is on the device
+	}
+	if !limited {
+		stated.Memory = accel.TierNone // what was attested does not hold for this container
 	}
 	pods := p.records.pods.Cached()
 	behind := p.behind(a, pods, false)
@@ -88,6 +89,52 @@ func (p *pool) permit(ctx context.Context, a alloc.Allocation, limited bool) err
 		p.records.reject(behind[0])
 	}
 	return err
+}
+
+// computePercent returns how many percent of a device's multiprocessors the pod of an allocation
+// requests for each container, 0 for those that belong to its memory. Only kubelet knows which
+// pod it is: if those that it may be differ, it is asked, and without an answer the allocation is
+// rejected.
+func (p *pool) computePercent(ctx context.Context, a alloc.Allocation) (int, error) {
+	if p.tier != accel.TierCooperative {
+		return 0, nil
+	}
+	if len(a.Devices) > 1 {
+		return 0, alloc.Reject(alloc.Isolation, "devices %s: isolation %s is for one device in a container, as each has an MPS server of "+
+			"its own; request one device", listed(a.Devices), p.tier)
+	}
+	pods := p.records.pods.Cached()
+	behind := p.behind(a, pods, false)
+	if len(behind) == 0 {
+		fresh, err := p.records.askAPI(ctx)
+		if err != nil {
+			return 0, alloc.Reject(alloc.Isolation, "read the share of the device's multiprocessors that the pod requests: %w", err)
+		}
+		pods = fresh
+		behind = p.behind(a, pods, false)
+	}
+	percent, err := samePercent(behind)
+	if err != nil && p.records.ask(ctx, alloc.RecordedBefore) == nil {
+		percent, err = samePercent(p.behind(a, pods, true))
+	}
+	return percent, err
+}
+
+// samePercent returns what all of the pods request of a device's multiprocessors.
+func samePercent(pods []*corev1.Pod) (int, error) {
+	same := 0
+	for i, pod := range pods {
+		percent, err := kube.ComputePercentOf(pod.Annotations)
+		if err != nil {
+			return 0, alloc.Reject(alloc.Isolation, "pod %s: %w", klog.KObj(pod), err)
+		}
+		if i > 0 && percent != same {
+			return 0, alloc.Reject(alloc.Isolation, "kubelet requests a device for one of the pods %s and %s, whose annotations %s differ",
+				klog.KObj(pods[0]), klog.KObj(pod), wire.ComputeAnnotation)
+		}
+		same = percent
+	}
+	return same, nil
 }
 
 // behind returns which of the pods an allocation may be for; listed is as in Engine.Behind.

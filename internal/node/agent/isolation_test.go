@@ -25,7 +25,7 @@ func requiring(p *corev1.Pod, tier string) *corev1.Pod {
 
 // attest states a tier of a device, attested so long ago.
 func (w *world) attest(device accel.DeviceID, tier accel.Tier, age time.Duration) {
-	w.limit = func(ids []accel.DeviceID, _ accel.Units) ([]backend.CDIDevice, error) {
+	w.limit = func(ids []accel.DeviceID, _ accel.Units, _ int) ([]backend.CDIDevice, error) {
 		return make([]backend.CDIDevice, len(ids)), nil // limits are given
 	}
 	e, done := w.records.owner.use()
@@ -287,7 +287,7 @@ func TestContainerWithoutALimit(t *testing.T) {
 	w := newWorld(t, "1")
 	w.update(t.Context(), found(card(0, "a", 16)), nil)
 	w.attest("a", accel.TierDriver, 0)
-	w.limit = func([]accel.DeviceID, accel.Units) ([]backend.CDIDevice, error) { return nil, nil }
+	w.limit = func([]accel.DeviceID, accel.Units, int) ([]backend.CDIDevice, error) { return nil, nil }
 	p := requiring(newPod("p", 4), "driver")
 	w.see(p)
 	if _, err := w.admit(p); err == nil || !strings.Contains(err.Error(), "device a states none") {

@@ -107,8 +107,8 @@ func newLimiting(t testing.TB, unit string) *limiting {
 	p := m.world.pool
 	p.backend, p.inject = m.backend, injector{ways: []config.Injection{config.InjectCDI}}
 	p.specify = a.cdi.specifier(p, config.Vendor{})
-	p.limit = func(ids []accel.DeviceID, units accel.Units) ([]backend.CDIDevice, error) {
-		return a.cdi.limit(p, ids, units)
+	p.limit = func(ids []accel.DeviceID, units accel.Units, percent int) ([]backend.CDIDevice, error) {
+		return a.cdi.limit(p, ids, units, percent)
 	}
 	m.limitWatch = newLimitWatch(a)
 	m.limitWatch.install = func(context.Context, install.Options) (string, error) { return "/hook", m.refuse }
@@ -245,7 +245,7 @@ func TestNotLimited(t *testing.T) {
 			if m.world.pool.limit == nil {
 				return
 			}
-			if names, err := m.limit([]accel.DeviceID{"a"}, 1); err != nil || (len(names) == 1) != tt.hook {
+			if names, err := m.limit([]accel.DeviceID{"a"}, 1, 0); err != nil || (len(names) == 1) != tt.hook {
 				t.Errorf("limits of a new container: %v, %v, want one %v", names, err, tt.hook)
 			}
 		})
@@ -315,7 +315,7 @@ func TestLimitsBeforeTheFirstOffer(t *testing.T) {
 		m.desk.await(t.Context(), "enflame", found(card(0, "a", 16)))
 		m.refuse = errors.New("asked twice")
 	}
-	if names, err := m.limit([]accel.DeviceID{"a"}, 1); err != nil || len(names) != 1 {
+	if names, err := m.limit([]accel.DeviceID{"a"}, 1, 0); err != nil || len(names) != 1 {
 		t.Errorf("limits of a container before the first pass: %v, %v", names, err)
 	}
 	newLimitDesk(LimitOptions{}, config.NodeConfig{}).await(t.Context(), "enflame", found())
@@ -385,12 +385,12 @@ func TestHookStaysWhileTheLibraryIsAway(t *testing.T) {
 	m.wantTier("at first", 1, accel.TierDriver, "nil")
 	m.backend.limitable = errors.New("not initialised")
 	m.wantTier("without the library", 1, accel.TierNone, "not initialised")
-	if names, err := m.limit([]accel.DeviceID{"a"}, 1); err != nil || len(names) != 1 {
+	if names, err := m.limit([]accel.DeviceID{"a"}, 1, 0); err != nil || len(names) != 1 {
 		t.Errorf("limits of a container meanwhile: %v, %v", names, err)
 	}
 	m.backend.limitable = fmt.Errorf("driver 595: %w", errors.ErrUnsupported)
 	m.pass(t.Context())
-	if names, err := m.limit([]accel.DeviceID{"a"}, 1); err != nil || len(names) != 0 {
+	if names, err := m.limit([]accel.DeviceID{"a"}, 1, 0); err != nil || len(names) != 0 {
 		t.Errorf("limits of a container that the driver cannot have: %v, %v", names, err)
 	}
 }

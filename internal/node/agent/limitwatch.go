@@ -103,28 +103,7 @@ func newLimitWatch(a *Agent) *limitWatch {
 
 // run makes passes until ctx ends.
 func (w *limitWatch) run(ctx context.Context) {
-	defer func() {
-		w.desk.end()
-		w.attest()
-	}()
-	if !awaitRecords(ctx, w.discoveries, w.records, limitInterval, w.now) {
-		return
-	}
-	tick := time.NewTicker(limitInterval)
-	defer tick.Stop()
-	for {
-		bounded, cancel := context.WithTimeout(ctx, limitInterval)
-		w.pass(bounded)
-		cancel()
-		if ctx.Err() != nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	w.desk.passes(ctx, w.discoveries, w.records, w.parts, w.now, w.pass)
 }
 
 func (w *limitWatch) procRoot() string {
@@ -155,7 +134,7 @@ func (w *limitWatch) prepare(ctx context.Context, vendor string, found backend.F
 		if hook == "" {
 			// Nothing is promised to containers that start from now on.
 			w.desk.end()
-			w.attest()
+			w.desk.attest(w.records, w.parts)
 		}
 		w.changed()
 	}
@@ -202,7 +181,6 @@ func (w *limitWatch) hook(ctx context.Context, vendor string, found backend.Foun
 
 // pass examines all devices, sets missing limits again, and reports what has changed.
 func (w *limitWatch) pass(ctx context.Context) {
-	log := klog.FromContext(ctx)
 	pods := w.records.pods.Cached()
 	seen, err := w.see(pods)
 	w.logged.unread.Log(ctx, err, "Could not read all records of memory limits")
@@ -242,35 +220,10 @@ func (w *limitWatch) pass(ctx context.Context) {
 		return // what was cut short proves nothing, and is no loss
 	}
 	w.logged.problems.Log(ctx, errors.Join(problems...), "Device memory cannot be limited")
-	status, fresh := w.watch.Look(losses, w.now())
-	for id, some := range fresh {
-		for _, l := range some {
-			w.lost.WithLabelValues(string(l.Cause)).Inc()
-			log.Error(nil, "The memory of a device is not limited for all that use it", "device", id, "cause", l.Cause, "reason", l.Reason)
-		}
-		w.node(events.IsolationLost, fmt.Sprintf("device %s: %s", id, some[0].Reason))
-	}
+	status := reportLosses(ctx, &w.watch, losses, w.now(), w.lost, w.node)
 	w.desk.set(status, w.now())
-	w.attest()
+	w.desk.attest(w.records, w.parts)
 	w.found()
-}
-
-// attest makes the engine state what the last pass has found.
-func (w *limitWatch) attest() {
-	e, done := w.records.owner.use()
-	defer done()
-	for _, p := range w.parts {
-		if !w.desk.resources[p.Resource] || p.Kind != alloc.Memory {
-			continue
-		}
-		stated := map[accel.DeviceID]accel.Isolation{}
-		for _, s := range e.Inventory(p.ID).Shares {
-			if isolation, err := w.desk.isolation(s.ID); err == nil {
-				stated[s.ID] = isolation
-			}
-		}
-		e.Attest(p.ID, stated)
-	}
 }
 
 // open returns why containers get devices without a limit by the node's container runtime.

@@ -89,7 +89,7 @@ func (a *Agent) turn(ctx context.Context) error {
 	// policy of the cluster may reject them for good, and a full disk for long.
 	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx),
 		a.quarantine.publish(ctx, a.publisher), a.overuse.publish(ctx, a.publisher, time.Now()),
-		a.cdi.limits.publish(ctx, a.publisher, time.Now()),
+		publishIsolation(ctx, a.publisher, time.Now(), &a.cdi.limits.proof, &a.cdi.mps.proof),
 		publishSetup(ctx, a.publisher, a.o.Setup))
 	a.progress.note(published, asked, removed)
 	return errors.Join(published, asked, described)
@@ -127,6 +127,7 @@ func (a *Agent) publish(ctx context.Context) error {
 			continue
 		}
 		a.cdi.limits.carry(p, a.publisher.before)
+		a.cdi.mps.carry(p, a.publisher.before)
 		one := see(p, (*alloc.Engine).Inventory)
 		steady(&one, func() (accel.Inventory, bool) { return a.publisher.before(r.name) })
 		a.overuse.withhold(&one, a.publisher.before)

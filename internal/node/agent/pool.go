@@ -59,9 +59,9 @@ type pool struct {
 	// specify describes devices in CDI and returns why some are not; nil where
 	// containers are not given CDI names that this program defines.
 	specify func([]accel.Device) map[accel.DeviceID]error
-	// limit returns the CDI devices that limit a container to so many bytes of each device;
-	// nil where specify is.
-	limit func(ids []accel.DeviceID, units accel.Units) ([]backend.CDIDevice, error)
+	// limit returns the CDI devices that limit a container to so many units of each device, and
+	// so many percent of its multiprocessors, see sized.of; nil where specify is.
+	limit func(ids []accel.DeviceID, units accel.Units, percent int) ([]backend.CDIDevice, error)
 	// changed is called, without locks, when the inventory or what the pods
 	// hold may have changed; withdrawn when devices were given out that other
 	// resources offer as well.
@@ -257,7 +257,11 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 	}
 	var limited []backend.CDIDevice
 	if p.limit != nil {
-		if limited, err = p.limit(a.Devices, accel.Units(len(ids)/len(a.Devices))); err != nil {
+		percent, err := p.computePercent(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		if limited, err = p.limit(a.Devices, accel.Units(len(ids)/len(a.Devices)), percent); err != nil {
 			return nil, err
 		}
 		// Hooks run in the order of the devices, and the last limit holds.

@@ -69,9 +69,9 @@ type Process struct {
 	Program string
 }
 
-// systemPrograms are those of NVIDIA's driver and of displays that run outside of pods, as the
+// SystemPrograms are those of NVIDIA's driver and of displays that run outside of pods, as the
 // kernel names them, which cuts names to 15 bytes.
-var systemPrograms = []string{"nvidia-persiste", "Xorg", "gnome-shell"}
+var SystemPrograms = []string{"nvidia-persiste", "Xorg", "gnome-shell"}
 
 // Device is what one pass has found of a device.
 type Device struct {
@@ -137,7 +137,7 @@ func Judge(d Device, records []Record) (losses []Loss, repairs []Repair) {
 			Reason: "the processes that use the device are not known: " + d.Unlisted.Error()})
 	}
 	for _, p := range d.Processes {
-		if known[p.Container] && p.Container != "" || p.PodUID == "" && slices.Contains(systemPrograms, p.Program) {
+		if known[p.Container] && p.Container != "" || p.PodUID == "" && slices.Contains(SystemPrograms, p.Program) {
 			continue
 		}
 		// Its container may have started so lately that the API server does not name it yet.

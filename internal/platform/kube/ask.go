@@ -90,6 +90,9 @@ func readAsk(annotations map[string]string) (ask, error) {
 		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s requests %d devices, but the names in it allow only %d", wire.CountAnnotation,
 			a.devices, n))
 	}
+	if _, err := ComputePercentOf(annotations); err != nil {
+		errs = append(errs, err)
+	}
 	tier, err := IsolationOf(annotations)
 	if errs = append(errs, err); tier != accel.TierNone {
 		s.Isolation, a.selection = tier, &s
@@ -119,6 +122,20 @@ func IsolationOf(annotations map[string]string) (accel.Tier, error) {
 			quote(text), strings.Join(accel.TierNames(), ", "))}
 	}
 	return tier, nil
+}
+
+// ComputePercentOf returns the share of a device's multiprocessors that a pod with these
+// annotations requests for each container, 0 for none. The error is an *AskError.
+func ComputePercentOf(annotations map[string]string) (int, error) {
+	text, ok := annotations[wire.ComputeAnnotation]
+	if !ok {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > 100 {
+		return 0, &AskError{Key: wire.ComputeAnnotation, Err: fmt.Errorf("%s is not a percentage from 1 to 100", quote(text))}
+	}
+	return n, nil
 }
 
 // ParseNames reads names of models or devices as the annotations have them: joined by

@@ -135,6 +135,10 @@ func TestMistakesInAnnotations(t *testing.T) {
 				`use one of none, cooperative, driver, hardware`}},
 		"an empty tier": {[]string{wire.IsolationAnnotation, ""},
 			[]string{`annotation divvy.dev/isolation: "" is not a tier of isolation; use one of none, cooperative, driver, hardware`}},
+		"no percentage": {[]string{wire.ComputeAnnotation, "50%"},
+			[]string{`annotation divvy.dev/compute-percent: "50%" is not a percentage from 1 to 100`}},
+		"too much": {[]string{wire.ComputeAnnotation, "101"},
+			[]string{`annotation divvy.dev/compute-percent: "101" is not a percentage from 1 to 100`}},
 		"several": {[]string{policy, "best", count, "x", use, " "}, []string{
 			`annotation divvy.dev/devices: "x" is not a number of devices from 1 to 64`,
 			`annotation divvy.dev/use-models: " " contains an empty name; separate names with single commas`,

@@ -445,8 +445,8 @@ var (
 		Name: "divvy_node_isolation_lost_total", Type: Counter, Programs: []string{Node},
 		Help: "Times that the memory of a device was found not to be limited for all that use it.",
 		Labels: []Label{{"cause", "`driver`, `limit-missing`, `limit-different`, `limit-unreadable`, `started-without-limit`, " +
-			"`limit-was-lost`, `process-without-limit` or `processes-unknown`"}},
-		Absent: "unless a resource has `isolation: driver`",
+			"`limit-was-lost`, `process-without-limit`, `processes-unknown`, `mps-daemon`, `mps-fault` or `compute-mode`"}},
+		Absent: "unless a resource has `isolation: driver` or `cooperative`",
 	})
 	NodeUsagePassDuration = define(Metric{
 		Name: "divvy_node_usage_pass_duration_seconds", Type: Histogram, Programs: []string{Node},

@@ -76,7 +76,7 @@ var checks = []Check{
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkDevices,
 	},
 	{
-		Name: "limits", Group: groupNodes, Title: "containers have their memory limits where isolation driver is configured",
+		Name: "limits", Group: groupNodes, Title: "containers are isolated as configured",
 		Needs: []Source{SourceNodes}, skip: withoutNode, run: checkLimits,
 	},
 	{

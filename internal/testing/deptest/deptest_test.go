@@ -92,6 +92,14 @@ var rules = []rule{
 		why:   "the hook of each container starts with it, and whether a limit holds is decided on values; both need no API server",
 	},
 	{
+		packages: []string{"internal/node/mps"},
+		only: []string{"std", "internal/core/accel", "internal/node/limits", "internal/platform/atomicfile",
+			"github.com/cyphar/filepath-securejoin", "golang.org/x/sys/unix"},
+		never: []string{"net/http", "k8s.io/client-go/..."},
+		why: "the service of MPS outlives the node's daemon and needs no API server; whether MPS serves a device is decided on " +
+			"values",
+	},
+	{
 		packages: []string{"cmd/divvy-hook", "internal/app/hook", "internal/node/backend/nvidia/memlimit"},
 		never:    []string{"net/http", "k8s.io/...", "github.com/spf13/..."},
 		why:      "the hook starts while the creation of a container waits, on hosts with any C library",

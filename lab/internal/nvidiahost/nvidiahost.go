@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/divvy-gpu/divvy/internal/testing/mpssim"
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/hardware"
@@ -120,6 +121,14 @@ func InstallCUDA(ctx context.Context, dir, version string) error {
 		return fmt.Errorf("compile %s: %w: %s", path, err, out)
 	}
 	return nil
+}
+
+// MPSControl is where the stand-in for nvidia-cuda-mps-control is on the node.
+const MPSControl = "/usr/local/bin/" + mpssim.Program
+
+// InstallMPS builds the stand-in for nvidia-cuda-mps-control, which runs with any C library.
+func InstallMPS(ctx context.Context, labDir string) error {
+	return build.RunGo(ctx, labDir, []string{"CGO_ENABLED=0"}, func(string) {}, "build", "-o", MPSControl, "./cmd/mps-control")
 }
 
 // Toolkit is how a container toolkit is set up.

@@ -239,6 +239,60 @@ static nvml_return set(const struct card *card, uint64_t cgroup, uint64_t soft, 
 	return NVML_SUCCESS;
 }
 
+/* Values of nvmlComputeMode_t. */
+enum {
+	COMPUTE_MODE_DEFAULT = 0,
+	COMPUTE_MODE_EXCLUSIVE_PROCESS = 3,
+};
+
+enum { EXCLUSIVE_CARDS = 64 };
+
+NVML_API nvml_return nvmlDeviceGetComputeMode(struct device *device, int *out)
+{
+	const struct card *card;
+	nvml_return code = nvml_begin_card("nvmlDeviceGetComputeMode", device, out, &card);
+
+	if (code == NVML_SUCCESS) {
+		if (!state_begin(&state, &sim, false)) {
+			code = NVML_ERROR_UNKNOWN;
+		} else {
+			bool exclusive = card->index < EXCLUSIVE_CARDS && (state.exclusive >> card->index & 1);
+			*out = exclusive ? COMPUTE_MODE_EXCLUSIVE_PROCESS : COMPUTE_MODE_DEFAULT;
+			if (!state_end(&state))
+				code = NVML_ERROR_UNKNOWN;
+		}
+	}
+	sim_leave(&sim);
+	return code;
+}
+
+/* PROHIBITED and the mode for threads, which drivers have dropped, are not simulated. */
+NVML_API nvml_return nvmlDeviceSetComputeMode(struct device *device, int mode)
+{
+	const struct card *card;
+	nvml_return code = nvml_begin_card("nvmlDeviceSetComputeMode", device, device, &card);
+
+	if (code == NVML_SUCCESS && geteuid() != 0)
+		code = NVML_ERROR_NO_PERMISSION;
+	if (code == NVML_SUCCESS && mode != COMPUTE_MODE_DEFAULT && mode != COMPUTE_MODE_EXCLUSIVE_PROCESS)
+		code = NVML_ERROR_INVALID_ARGUMENT;
+	if (code == NVML_SUCCESS && (card->index >= EXCLUSIVE_CARDS || card->mig == MIG_ENABLED))
+		code = NVML_ERROR_NOT_SUPPORTED;
+	if (code == NVML_SUCCESS) {
+		if (!state_begin(&state, &sim, true)) {
+			code = NVML_ERROR_UNKNOWN;
+		} else {
+			uint64_t bit = (uint64_t)1 << card->index;
+			state.exclusive = mode == COMPUTE_MODE_DEFAULT ? state.exclusive & ~bit : state.exclusive | bit;
+			state.changed = true;
+			if (!state_end(&state))
+				code = NVML_ERROR_UNKNOWN;
+		}
+	}
+	sim_leave(&sim);
+	return code;
+}
+
 NVML_API nvml_return nvmlDeviceSetMemoryLimits_v1(struct device *device, const struct nvml_set_limits *in)
 {
 	const struct card *card;

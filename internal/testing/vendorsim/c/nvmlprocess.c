@@ -3,11 +3,6 @@
 
 #include <time.h>
 
-/* The value of nvmlComputeMode_t that simulated cards have. */
-enum {
-	COMPUTE_MODE_DEFAULT = 0,
-};
-
 /* Processes that allocated memory. Guarded by sim.lock. */
 static struct nvml_allocator allocators[STATE_CLIENTS];
 
@@ -27,7 +22,6 @@ struct nvml_utilization {
 _Static_assert(sizeof(struct nvml_process) == 24, "nvmlProcessInfo_t has 24 bytes");
 _Static_assert(sizeof(struct nvml_utilization) == 32, "nvmlProcessUtilizationSample_t has 32 bytes");
 
-NVML_VALUE(nvmlDeviceGetComputeMode, int, COMPUTE_MODE_DEFAULT)
 NVML_VALUE(nvmlDeviceGetPersistenceMode, int, sim.driver->persistence)
 
 /* Adds the processes that allocated memory to a list that has room for that many. */

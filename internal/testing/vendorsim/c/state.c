@@ -17,6 +17,7 @@ struct header {
 	uint64_t checksum; /* of all that follows it */
 	uint64_t generation; /* the copy with the higher one counts */
 	uint64_t numbers;
+	uint64_t exclusive;
 	uint32_t memacct;
 	uint32_t limits, clients, allocations;
 };
@@ -33,7 +34,7 @@ enum {
 	COPY_BYTES = 1024 * 1024,
 };
 
-static const char magic[8] = "DIVVYS1";
+static const char magic[8] = "DIVVYS2";
 
 _Static_assert(sizeof(struct header) + offsetof(struct state, file) <= COPY_BYTES, "a copy has room for everything");
 
@@ -150,6 +151,7 @@ static bool load_copy(struct state *state, const struct header *h, int copy)
 		at += (off_t)parts[i].size;
 	}
 	state->numbers = h->numbers;
+	state->exclusive = h->exclusive;
 	state->memacct = h->memacct;
 	state->generation = h->generation;
 	state->copy = copy;
@@ -182,6 +184,7 @@ static bool save(struct state *state)
 	struct header h = {
 		.generation = state->generation + 1,
 		.numbers = state->numbers,
+		.exclusive = state->exclusive,
 		.memacct = state->memacct,
 		.limits = (uint32_t)state->limit_count,
 		.clients = (uint32_t)state->client_count,
@@ -288,8 +291,10 @@ static void purge(struct state *state, bool persistence)
 	}
 	if (state->client_count < before)
 		state->changed = true;
-	if (before > 0 && state->client_count == 0 && !persistence)
+	if (before > 0 && state->client_count == 0 && !persistence) {
 		state->limit_count = 0;
+		state->exclusive = 0;
+	}
 }
 
 /* Opens the file clients, unless the open one is still it. */
@@ -352,7 +357,7 @@ bool state_begin(struct state *state, const struct sim *s, bool write)
 	char path[PATH_MAX];
 
 	state->limit_count = state->client_count = state->allocation_count = 0;
-	state->numbers = state->generation = 0;
+	state->numbers = state->generation = state->exclusive = 0;
 	state->memacct = s->driver->memacct;
 	state->copy = 1; /* the first copy is written first */
 	state->changed = false;
@@ -389,7 +394,8 @@ bool state_end(struct state *state)
 
 void state_clear(struct state *state)
 {
-	state->changed |= state->limit_count + state->client_count > 0;
+	state->changed |= state->limit_count + state->client_count > 0 || state->exclusive != 0;
+	state->exclusive = 0;
 	state->limit_count = state->client_count = state->allocation_count = 0;
 }
 

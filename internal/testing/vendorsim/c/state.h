@@ -1,6 +1,6 @@
 /*
  * The state of the driver, which all processes that load the stand-in share: the
- * limits of control groups, and what processes have allocated. The topology file
+ * limits of control groups, compute modes, and what processes have allocated. The topology file
  * says how the hardware is to be, this file how it is.
  *
  * It consists of two files in the driver's folder. state has everything, twice, so
@@ -45,6 +45,7 @@ struct allocation {
 
 struct state {
 	uint64_t numbers; /* the last that was used */
+	uint64_t exclusive; /* a bit for each card, by its index, whose compute mode is EXCLUSIVE_PROCESS */
 	uint32_t memacct; /* enum memacct, under which the limits were set */
 	int limit_count, client_count, allocation_count;
 	struct limit limits[STATE_LIMITS];

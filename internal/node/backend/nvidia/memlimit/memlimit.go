@@ -122,17 +122,16 @@ type Library struct {
 	handleByUUID   func(uuid string, device *handle) int32
 	set            func(device handle, limits *setLimits) int32
 	get            func(device handle, limits *getLimits) int32
+	mode           func(device handle, mode *int32) int32
+	setMode        func(device handle, mode int32) int32
 }
 
 // Open loads NVML from one of the places and initialises it. The error wraps
 // errors.ErrUnsupported if the library has no limits.
 func Open(p libfile.Places) (*Library, error) {
-	l, err := libfile.Open(p, nil, load)
+	l, err := OpenAny(p)
 	if err != nil {
 		return nil, err
-	}
-	if err := l.check("nvmlInit_v2", l.init()); err != nil {
-		return nil, errors.Join(err, l.Loaded.Close())
 	}
 	if l.set == nil || l.get == nil {
 		var lacks []string
@@ -147,6 +146,19 @@ func Open(p libfile.Places) (*Library, error) {
 	return l, nil
 }
 
+// OpenAny loads NVML from one of the places and initialises it, also of a driver without
+// limits, whose functions must not be called then.
+func OpenAny(p libfile.Places) (*Library, error) {
+	l, err := libfile.Open(p, nil, load)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.check("nvmlInit_v2", l.init()); err != nil {
+		return nil, errors.Join(err, l.Loaded.Close())
+	}
+	return l, nil
+}
+
 func load(path string) (*Library, error) {
 	l := &Library{}
 	err := l.Load(path, purego.RTLD_LAZY|purego.RTLD_LOCAL, func() error {
@@ -155,8 +167,11 @@ func load(path string) (*Library, error) {
 			{Function: &l.errorString, Name: "nvmlErrorString"}, {Function: &l.driverVersion, Name: "nvmlSystemGetDriverVersion"},
 			{Function: &l.handleByUUID, Name: "nvmlDeviceGetHandleByUUID"},
 			{Function: &l.set, Name: SetFunction}, {Function: &l.get, Name: GetFunction},
+			{Function: &l.mode, Name: modeFunction}, {Function: &l.setMode, Name: setModeFunction},
 		})
-		missing = slices.DeleteFunc(missing, func(name string) bool { return name == SetFunction || name == GetFunction })
+		missing = slices.DeleteFunc(missing, func(name string) bool {
+			return slices.Contains([]string{SetFunction, GetFunction, modeFunction, setModeFunction}, name)
+		})
 		if len(missing) > 0 {
 			return fmt.Errorf("%s lacks %s", path, strings.Join(missing, ", "))
 		}

@@ -1,0 +1,281 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	cdispecs "tags.cncf.io/container-device-interface/specs-go"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/mps"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+)
+
+// serving is a world whose devices a and b have MPS. The service is the test.
+type serving struct {
+	*world
+	*mpsWatch
+	agent   *Agent
+	backend *fakeMeter
+	host    string
+	report  mps.Report
+	clock   time.Time
+	told    []string
+	// given are the CDI devices that the last container got.
+	given []backend.CDIDevice
+}
+
+func newServing(t *testing.T) *serving {
+	t.Helper()
+	m := &serving{world: newWorld(t, "1"), host: t.TempDir(), clock: time.Unix(1000, 0), backend: &fakeMeter{}}
+	for _, dir := range []string{"proc/self/ns", "proc/41", "cdi"} {
+		if err := os.MkdirAll(filepath.Join(m.host, dir), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("pid:[4026531836]", filepath.Join(m.host, "proc/self/ns/pid")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(m.host, "proc/41/comm"), []byte("python\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	devices := found(card(0, "a", 16), card(1, "b", 16))
+	a := &Agent{o: Options{Node: thisNode, Config: config.Default(), Backends: map[string]backend.Backend{"enflame": m.backend}},
+		records: m.world.records, metrics: newMetrics(prometheus.NewRegistry()), offerings: offerings{{parts: []*pool{m.world.pool}}},
+		cdi: newCDIWriter(filepath.Join(m.host, "cdi"), m.host)}
+	a.o.Config.DriverRoot = m.host
+	a.o.Config.Resources = []config.Resource{{Name: string(gcuMemory), Isolation: config.IsolationCooperative}}
+	a.o.Config.Vendors = map[string]config.Vendor{"enflame": {DriverRoot: "/driver"}}
+	a.cdi.mps = newMPSDesk(a.o.Config)
+	a.discoveries = newDiscoveries(a.o.Backends)
+	a.discoveries.note("enflame", devices, nil)
+	p := m.world.pool
+	p.backend, p.tier, p.inject = m.backend, accel.TierCooperative, injector{ways: []config.Injection{config.InjectCDI}}
+	p.specify = a.cdi.specifier(p, config.Vendor{})
+	p.limit = func(ids []accel.DeviceID, units accel.Units, percent int) (_ []backend.CDIDevice, err error) {
+		m.given, err = a.cdi.limit(p, ids, units, percent)
+		return m.given, err
+	}
+	m.agent, m.mpsWatch = a, newMPSWatch(t.Context(), a, nil)
+	m.mpsWatch.now = func() time.Time { return m.clock }
+	m.mpsWatch.node = func(k events.Kind, text string) { m.told = append(m.told, k.Reason+": "+text) }
+	m.world.update(t.Context(), devices, nil)
+	m.report.Devices = map[accel.DeviceID]*mps.DeviceReport{}
+	for _, id := range []accel.DeviceID{"a", "b"} {
+		m.report.Devices[id] = &mps.DeviceReport{Exclusive: true}
+	}
+	return m
+}
+
+// passes makes passes, each after one of the service, and returns what is stated of device a
+// and why it is no more.
+func (m *serving) passes(n int) (accel.Isolation, string) {
+	m.t.Helper()
+	for range n {
+		m.clock = m.clock.Add(15 * time.Second)
+		m.report.Time = m.clock
+		m.write()
+		m.pass(m.t.Context())
+	}
+	i, err := m.desk.isolation("a")
+	for _, s := range see(m.world.pool, (*alloc.Engine).Inventory).Shares {
+		if s.ID == "a" && s.Isolation != i {
+			m.t.Errorf("the inventory states %+v, the last pass found %+v", s.Isolation, i)
+		}
+	}
+	if err != nil {
+		return i, err.Error()
+	}
+	return i, ""
+}
+
+func (m *serving) write() {
+	m.t.Helper()
+	if err := os.MkdirAll(m.mpsWatch.dir, 0o750); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := mps.WriteReport(m.mpsWatch.dir, m.report); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *serving) wantTier(what string, passes int, tier accel.Tier, why string) {
+	m.t.Helper()
+	got, reason := m.passes(passes)
+	if got.Memory != tier || got.Compute != tier || !strings.Contains(reason, why) || (why == "") != (reason == "") {
+		m.t.Errorf("%s: isolation is %+v because %s, want %q because %s", what, got, reason, tier, why)
+	}
+}
+
+func TestMPSTierIsStatedWhileItIsProven(t *testing.T) {
+	m := newServing(t)
+	if _, err := m.desk.isolation("a"); err == nil {
+		t.Error("a tier is stated before the first pass")
+	}
+	m.wantTier("the first pass", 1, accel.TierCooperative, "")
+	if i, _ := m.desk.isolation("a"); i.Backend != "mps2" || !i.Attested.Equal(m.clock) {
+		t.Errorf("isolation is %+v", i)
+	}
+	want := mps.Wish{Devices: []accel.DeviceID{"a", "b"}, DriverRoot: "/driver"}
+	if got, err := mps.ReadWish(m.mpsWatch.dir); err != nil || !cmp.Equal(got, want) {
+		t.Errorf("the service is to do %+v, %v", got, err)
+	}
+
+	m.report.Devices["a"].Servers = []mps.Server{{PID: 40, State: "FAULT", Clients: []int{41}}}
+	m.wantTier("a fault", 1, accel.TierNone, "MPS server 40 is in state FAULT")
+	if i, err := m.desk.isolation("b"); err != nil || i.Memory != accel.TierCooperative {
+		t.Errorf("the other device: %+v, %v", i, err)
+	}
+	m.report.Devices["a"].Servers[0].State = "ACTIVE"
+	m.wantTier("one pass without the fault", 1, accel.TierNone, "in one pass only")
+	m.wantTier("two passes without the fault", 1, accel.TierCooperative, "")
+
+	m.report.Devices["a"].Exclusive = false
+	m.wantTier("another compute mode", 1, accel.TierNone, "EXCLUSIVE_PROCESS")
+	m.report.Devices["a"].Exclusive = true
+	m.wantTier("the mode again", 2, accel.TierCooperative, "")
+
+	m.backend.found = map[accel.DeviceID]backend.Measured{"a": {Processes: []backend.Process{{PID: 41}}}}
+	m.wantTier("a client", 2, accel.TierCooperative, "")
+	m.report.Devices["a"].Servers = nil
+	m.wantTier("a process that has just ended to be a client", 1, accel.TierCooperative, "")
+	m.wantTier("a process without MPS", 1, accel.TierNone, "process 41 (python) uses the device without MPS")
+	m.backend.found = nil
+	m.wantTier("without the process", 2, accel.TierCooperative, "")
+
+	m.report.Devices["a"].Problem = "it has ended"
+	m.wantTier("no daemon", 1, accel.TierNone, "it has ended")
+	m.report.Devices["a"].Problem = ""
+	m.wantTier("the daemon again", 2, accel.TierCooperative, "")
+	m.clock = m.clock.Add(time.Hour)
+	m.pass(t.Context())
+	if _, err := m.desk.isolation("a"); err == nil || err.Error() != mps.ErrNotRunning.Error() {
+		t.Errorf("without the service: %v", err)
+	}
+	if n := len(m.told); n != 6 || !strings.HasPrefix(m.told[0], "IsolationLost: device a: MPS server 40") {
+		t.Errorf("%d events: %q", n, m.told)
+	}
+}
+
+func TestMPSIsNotSetUp(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(m *serving)
+		want   string
+	}{
+		"another injection": {func(m *serving) { m.world.pool.inject.ways = []config.Injection{config.InjectEnvironment} },
+			"resource enflame.com/gcu-memory: isolation cooperative needs injection cdi or cdiAnnotations"},
+		"MIG mode": {func(m *serving) {
+			devices := found(card(0, "a", 16), card(1, "b", 16))
+			devices.Devices[0].Partitioned = true
+			m.discoveries.note("enflame", devices, nil)
+		}, "the GPU is in MIG mode"},
+		"processes that are not known": {func(m *serving) {
+			m.backend.errs = map[accel.DeviceID]error{"a": errors.New("hung")}
+		}, "are not known: hung"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newServing(t)
+			tt.change(m)
+			m.wantTier(name, 1, accel.TierNone, tt.want)
+		})
+	}
+}
+
+// TestMPSIsNotWantedAnyMore: the service stops what no resource needs.
+func TestMPSIsNotWantedAnyMore(t *testing.T) {
+	m := newServing(t)
+	m.passes(1)
+	m.agent.cdi.mps = newMPSDesk(config.Default())
+	if w := newMPSWatch(t.Context(), m.agent, nil); w != nil {
+		t.Error("passes are made without a resource")
+	}
+	if got, err := mps.ReadWish(m.mpsWatch.dir); err != nil || len(got.Devices) > 0 {
+		t.Errorf("the service is to do %+v, %v", got, err)
+	}
+}
+
+// allocated returns the CDI device of mpsKind that the container of a pod gets.
+func (m *serving) allocated(pod *corev1.Pod) (cdispecs.Device, error) {
+	m.t.Helper()
+	m.world.see(m.grantTo(pod, "a", 1))
+	if _, err := m.admit(pod); err != nil {
+		return cdispecs.Device{}, err
+	}
+	if len(m.given) != 1 || m.given[0].Kind != mpsKind {
+		m.t.Fatalf("CDI devices are %v", m.given)
+	}
+	one, ok := readCDI(filepath.Join(m.host, "cdi", cdiFile(mpsKind)+".yaml")).devices[m.given[0].Name]
+	if !ok {
+		m.t.Fatalf("%s is not described", m.given[0].Name)
+	}
+	return one, nil
+}
+
+func TestMPSClient(t *testing.T) {
+	m := newServing(t)
+	one, err := m.allocated(newPod("trainer", 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}
+	want := cdispecs.Device{Name: "a.25.4096", ContainerEdits: cdispecs.ContainerEdits{
+		Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M"},
+		Mounts: []*cdispecs.Mount{
+			{HostPath: "/run/divvy/mps/a/pipe", ContainerPath: "/tmp/nvidia-mps", Options: options},
+			{HostPath: "/run/divvy/mps/shm", ContainerPath: "/dev/shm", Options: options},
+		}}}
+	if diff := cmp.Diff(want, one); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	own := newPod("own", 2)
+	own.Annotations = map[string]string{wire.ComputeAnnotation: "70"}
+	if one, err = m.allocated(own); err != nil || one.Name != "a.70.2048" {
+		t.Errorf("a share of its own: %s, %v", one.Name, err)
+	}
+	// The folder is empty after the host has started again.
+	if _, err := m.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(m.host, "cdi", cdiFile(mpsKind)+".yaml")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	m.agent.cdi.wanted[m.world.pool] = nil
+	m.world.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	for _, name := range []string{"a.25.4096", "a.70.2048", "a.6.1024", "b.100.16384"} {
+		if _, ok := readCDI(file).devices[name]; !ok {
+			t.Errorf("%s is not described", name)
+		}
+	}
+}
+
+func TestMPSShareIsRejected(t *testing.T) {
+	m := newServing(t)
+	pod := newPod("wrong", 4)
+	pod.Annotations = map[string]string{wire.ComputeAnnotation: "all"}
+	if _, err := m.allocated(pod); err == nil || !strings.Contains(err.Error(), `"all" is not a percentage from 1 to 100`) {
+		t.Errorf("%v", err)
+	}
+	pods := []*corev1.Pod{newPod("x", 4), newPod("y", 4)}
+	pods[0].Annotations = map[string]string{wire.ComputeAnnotation: "10"}
+	if _, err := samePercent(pods); err == nil || !strings.Contains(err.Error(), "differ") {
+		t.Errorf("%v", err)
+	}
+	slices.Reverse(pods)
+	if _, err := samePercent(pods[:1]); err != nil {
+		t.Error(err)
+	}
+}
