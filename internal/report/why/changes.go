@@ -47,7 +47,7 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	}) {
 		return
 	}
-	if slices.ContainsFunc(nodes, func(j judged) bool { return j.fits() }) {
+	if anyFits(nodes) {
 		return // nothing needs to change
 	}
 	s := &search{x: x, a: a, nodes: nodes, owner: e.Owner}
@@ -161,7 +161,11 @@ func (s *search) at(c Change, a *ask, n *nodeView, gone func(*heldUnits) bool) C
 
 // wait is kind 0: pods that are ending free enough.
 func (s *search) wait() (Change, bool) {
-	for _, n := range s.open {
+	for i := range s.nodes {
+		n := s.nodes[i].n
+		if !s.nodes[i].movable() {
+			continue
+		}
 		gone := map[types.UID]bool{}
 		for _, p := range n.pods {
 			if p.DeletionTimestamp != nil {

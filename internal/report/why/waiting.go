@@ -255,6 +255,9 @@ func (x *Explainer) explainNodes(e *Explanation, a *ask, nodes []judged) {
 	known := func(code Code) bool {
 		return slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == code })
 	}
+	if anyFits(nodes) {
+		return // what the others lack does not keep the pod waiting
+	}
 	if len(e.Nodes) == 0 && len(x.world.nodes) == 0 {
 		e.Causes = append(e.Causes, Cause{Code: NoSuchResource, Detail: "the cluster has no nodes"})
 	}
@@ -335,10 +338,12 @@ func (x *Explainer) explainMessage(e *Explanation, p *v1.Pod, nodes []judged, re
 		Detail: "the pod fits now on " + listed(fit, 3) + "; kube-scheduler tries a pod again after a back-off of up to 10 s"})
 }
 
+func anyFits(nodes []judged) bool { return slices.ContainsFunc(nodes, func(j judged) bool { return j.fits() }) }
+
 // explainPriority says if priorities stand against the pod.
 func (x *Explainer) explainPriority(e *Explanation, a *ask, nodes []judged) {
 	r := a.shared
-	if r.Resource == "" || a.mistake != nil {
+	if r.Resource == "" || a.mistake != nil || anyFits(nodes) {
 		return
 	}
 	var higher, lower []string
