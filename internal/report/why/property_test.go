@@ -170,6 +170,9 @@ func checkAdvice(t *testing.T, seed int64, b *builder, e *Explanation, kinds map
 			continue
 		}
 		pair := strings.Contains(c.Text, ", and ")
+		if pair {
+			kinds["pair"]++
+		}
 		if after := carryOut(t, &b.Snapshot, c); !naive(after, after.Pod("team-a", "train")) {
 			t.Errorf("seed %d: %q does not admit the pod", seed, c.Text)
 		}
@@ -179,6 +182,12 @@ func checkAdvice(t *testing.T, seed int64, b *builder, e *Explanation, kinds map
 		}
 	}
 	found := bruteForce(t, &b.Snapshot)
+	if !slices.ContainsFunc(e.Changes, func(c Change) bool { return c.Kind != ChangeMoreNodes }) {
+		kinds["none"]++
+		if two := pairs(&b.Snapshot); two != "" {
+			t.Errorf("seed %d: no change, but %q admits the pod", seed, two)
+		}
+	}
 	for kind, least := range found {
 		c := given[kind]
 		switch {
@@ -196,6 +205,47 @@ func checkAdvice(t *testing.T, seed int64, b *builder, e *Explanation, kinds map
 	if !single && len(e.Changes) > 0 && e.Changes[0].Kind != ChangeMoreNodes && len(found) > 0 {
 		t.Errorf("seed %d: the pair %q, but %v is enough", seed, e.Changes[0].Text, found)
 	}
+}
+
+// pairs are two changes of kinds 1 to 3 that admit the pod together, "" for none.
+func pairs(s *Snapshot) string {
+	type step struct {
+		text   string
+		change func(s *Snapshot, p *v1.Pod)
+	}
+	var nodes, annotations, requests []step
+	for i := range s.Nodes {
+		n := s.Nodes[i].Name
+		nodes = append(nodes, step{"uncordon " + n, func(s *Snapshot, _ *v1.Pod) { s.Nodes[i].Spec.Unschedulable = false }},
+			step{"untaint " + n, func(s *Snapshot, _ *v1.Pod) { s.Nodes[i].Spec.Taints = nil }},
+			step{"label " + n, func(s *Snapshot, _ *v1.Pod) { s.Nodes[i].Labels["zone"] = "a" }})
+	}
+	for k := 1; k <= 14; k++ {
+		annotations = append(annotations, step{fmt.Sprint(k, " devices"), func(_ *Snapshot, p *v1.Pod) {
+			annotate(p, wire.CountAnnotation, strconv.Itoa(k))
+		}})
+	}
+	for _, key := range []string{wire.AvoidModelsAnnotation, wire.UseModelsAnnotation} {
+		annotations = append(annotations, step{"drop " + key, func(_ *Snapshot, p *v1.Pod) { delete(p.Annotations, key) }})
+	}
+	have := s.Pod("team-a", "train").Spec.Containers[0].Resources.Requests[memory]
+	for u := int64(1); u < have.Value(); u++ {
+		requests = append(requests, step{fmt.Sprint(u, " units"), func(_ *Snapshot, p *v1.Pod) { setUnits(p, u) }})
+	}
+	for _, lists := range [][2][]step{{nodes, annotations}, {nodes, requests}, {annotations, requests}} {
+		for _, first := range lists[0] {
+			for _, second := range lists[1] {
+				c := cloneOf(s)
+				p := c.Pod("team-a", "train")
+				first.change(c, p)
+				second.change(c, p)
+				if naive(c, p) {
+					return first.text + ", " + second.text
+				}
+			}
+		}
+	}
+	return ""
 }
 
 // brute is the smallest change of a kind.
