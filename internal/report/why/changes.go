@@ -193,7 +193,7 @@ func (x *Explainer) endingUntil(nodes []judged, a *ask) time.Time {
 	var until time.Time
 	for i := range nodes {
 		for _, p := range nodes[i].n.pods {
-			if t := p.DeletionTimestamp; t != nil && requestsOf(p)[a.resource()] > 0 && t.After(until) {
+			if t := p.DeletionTimestamp; t != nil && p.requests[a.resource()] > 0 && t.After(until) {
 				until = t.Time
 			}
 		}
@@ -204,7 +204,7 @@ func (x *Explainer) endingUntil(nodes []judged, a *ask) time.Time {
 	return until.Add(30 * time.Second)
 }
 
-func podsText(pods []*v1.Pod, chosen map[types.UID]bool) []string {
+func podsText(pods []placedPod, chosen map[types.UID]bool) []string {
 	var out []string
 	for _, p := range pods {
 		if chosen[p.UID] {

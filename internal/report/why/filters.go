@@ -180,7 +180,7 @@ func (a *ask) takenPort(n *nodeView) string {
 		return ""
 	}
 	for _, p := range n.pods {
-		for _, taken := range hostPorts(p) {
+		for _, taken := range hostPorts(p.Pod) {
 			for _, want := range wanted {
 				same := cmp.Or(want.HostIP, "0.0.0.0") == cmp.Or(taken.HostIP, "0.0.0.0") ||
 					cmp.Or(want.HostIP, "0.0.0.0") == "0.0.0.0" || cmp.Or(taken.HostIP, "0.0.0.0") == "0.0.0.0"

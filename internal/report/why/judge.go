@@ -57,15 +57,23 @@ func (j *judged) first() (code Code, detail string) {
 
 func (x *Explainer) judge(a *ask) []judged {
 	out := make([]judged, len(x.world.nodes))
+	verdicts := make([]ledger.Verdict, len(out))
+	if a.shared.Resource != "" { // at once: a question about one node costs as much as one about all
+		names := make([]string, len(out))
+		for i, n := range x.world.nodes {
+			names[i] = n.Name
+		}
+		x.world.ledger.Fits(a.shared, names, verdicts)
+	}
 	for i, n := range x.world.nodes {
 		out[i] = judged{n: n, hindrances: a.hindrances(n)}
-		x.judgeResource(a, &out[i])
+		x.judgeResource(a, &out[i], verdicts[i])
 	}
 	return out
 }
 
-// judgeResource sets what the resource lacks on the node.
-func (x *Explainer) judgeResource(a *ask, j *judged) {
+// judgeResource sets what the resource lacks on the node, of which the ledger says v.
+func (x *Explainer) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 	about := a.resource()
 	if about == "" {
 		return
@@ -100,7 +108,7 @@ func (x *Explainer) judgeResource(a *ask, j *judged) {
 	case n.allocatable[about] == 0 && slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return !s.Health.Unhealthy && s.Units > 0 }):
 		set(NotRegistered, "kubelet does not offer the units that its inventory has")
 	default:
-		x.judgeDevices(a, j, in)
+		x.judgeDevices(a, j, in, v)
 	}
 }
 
@@ -127,8 +135,8 @@ func (x *Explainer) judgeAbsent(a *ask, j *judged) {
 	}
 }
 
-// judgeDevices asks the ledger.
-func (x *Explainer) judgeDevices(a *ask, j *judged, in *accel.Inventory) {
+// judgeDevices puts the ledger's verdict into words.
+func (x *Explainer) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledger.Verdict) {
 	r, n := a.shared, j.n
 	set := func(code Code, format string, args ...any) { j.code, j.detail = code, fmt.Sprintf(format, args...) }
 	usage, _ := x.world.ledger.Node(r.Resource, n.Name)
@@ -142,7 +150,6 @@ func (x *Explainer) judgeDevices(a *ask, j *judged, in *accel.Inventory) {
 	for i := range in.Shares {
 		largestDevice = max(largestDevice, in.Shares[i].Units)
 	}
-	v := fits(x.world.ledger, r, n.Name)
 	switch v.Code {
 	case accel.Fits:
 		if want := r.Peak(); want > j.sum {
@@ -278,7 +285,7 @@ func (x *Explainer) nameOf(uid string) string {
 func (x *Explainer) holders(n *nodeView, r v1.ResourceName) []string {
 	var out []string
 	for _, p := range n.pods {
-		if requestsOf(p)[r] > 0 {
+		if p.requests[r] > 0 {
 			out = append(out, p.Namespace+"/"+p.Name)
 		}
 	}

@@ -43,8 +43,8 @@ func (s *search) victims(n *nodeView) []victim {
 	var out []victim
 	about := s.a.resource()
 	for _, p := range n.pods {
-		if p.DeletionTimestamp == nil && requestsOf(p)[about] > 0 && !stays(p) {
-			out = append(out, victim{pod: p, parts: map[accel.DeviceID]accel.Units{}})
+		if p.DeletionTimestamp == nil && p.requests[about] > 0 && !stays(p.Pod) {
+			out = append(out, victim{pod: p.Pod, parts: map[accel.DeviceID]accel.Units{}})
 		}
 	}
 	if s.a.shared.Resource != "" && len(out) > 0 {
@@ -363,7 +363,7 @@ func (s *search) moreNodes() (Change, bool) {
 		}
 		gone := map[types.UID]bool{}
 		for _, p := range j.n.pods {
-			if !stays(p) {
+			if !stays(p.Pod) {
 				gone[p.UID] = true
 			}
 		}

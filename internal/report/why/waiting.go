@@ -126,7 +126,7 @@ func (x *Explainer) explainAbsent(e *Explanation, a *ask, name v1.ResourceName, 
 	if name == a.resource() {
 		for _, n := range x.world.nodes {
 			if j := (judged{n: n}); a.shared.Resource != "" {
-				if x.judgeResource(a, &j); j.offers() {
+				if x.judgeAbsent(a, &j); j.offers() {
 					return // the node's own cause says more
 				}
 			}
@@ -353,16 +353,16 @@ func (x *Explainer) explainPriority(e *Explanation, a *ask, nodes []judged) {
 			continue
 		}
 		name := j.n.Name
-		below := func(limit int32) bool {
-			l := x.world.copyOf([]string{name}, func(h *heldUnits) bool { return h.Resource == r.Resource && h.Priority < limit }, true)
-			return fits(l, r, name).Code == accel.Fits
+		less := func(h *heldUnits) bool { return h.Resource == r.Resource && h.Priority < r.Priority }
+		var some, most bool
+		for k := range x.world.record.held[name] {
+			h := &x.world.record.held[name][k]
+			some, most = some || less(h), most || h.Resource == r.Resource && h.Priority > r.Priority
 		}
 		switch {
-		case below(r.Priority):
+		case some && fits(x.world.copyOf([]string{name}, less, true), r, name).Code == accel.Fits:
 			lower = append(lower, name)
-		case slices.ContainsFunc(x.world.record.held[name], func(h heldUnits) bool {
-			return h.Resource == r.Resource && h.Priority > r.Priority
-		}):
+		case most:
 			higher = append(higher, name)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
 
@@ -43,11 +44,17 @@ func (a amounts) add(b amounts, sign int64) {
 	}
 }
 
+// placedPod is a pod on a node.
+type placedPod struct {
+	*v1.Pod
+	requests amounts
+}
+
 // nodeView is a node with the pods on it.
 type nodeView struct {
 	*v1.Node
 	allocatable, used amounts
-	pods              []*v1.Pod
+	pods              []placedPod
 	inventories       []accel.Inventory
 	// broken is why what the node publishes cannot be read.
 	broken error
@@ -72,7 +79,7 @@ func (n *nodeView) without(gone map[types.UID]bool) *nodeView {
 	c.used, c.pods = maps.Clone(n.used), nil
 	for _, p := range n.pods {
 		if gone[p.UID] {
-			c.used.add(requestsOf(p), -1)
+			c.used.add(p.requests, -1)
 		} else {
 			c.pods = append(c.pods, p)
 		}
@@ -99,7 +106,7 @@ func newWorld(s *Snapshot) *world {
 		shared[accel.Vendors[i].Memory] = true
 	}
 	byName := make(map[string]*nodeView, len(s.Nodes))
-	readable := make([]any, 0, len(s.Nodes))
+	var listing []any // nodes that list pods which are ending
 	for i := range s.Nodes {
 		n := &nodeView{Node: &s.Nodes[i], allocatable: amountsOf(s.Nodes[i].Status.Allocatable), used: amounts{}}
 		if text := n.Annotations[wire.InventoryAnnotation]; text != "" {
@@ -108,9 +115,11 @@ func newWorld(s *Snapshot) *world {
 		for _, in := range n.inventories {
 			shared[in.Resource] = shared[in.Resource] || in.Unit != ""
 		}
-		_, broken := wire.DecodeEnding(n.Annotations[wire.EndingAnnotation])
-		if n.broken == nil && broken == nil {
-			readable = append(readable, n.Node) // others would be logged
+		if text := n.Annotations[wire.EndingAnnotation]; text != "" {
+			if _, broken := wire.DecodeEnding(text); broken == nil { // others would be logged
+				listing = append(listing, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+					Name: n.Name, Annotations: map[string]string{wire.EndingAnnotation: text}}})
+			}
 		}
 		w.nodes = append(w.nodes, n)
 		byName[n.Name] = n
@@ -130,14 +139,26 @@ func newWorld(s *Snapshot) *world {
 		}
 		live = append(live, p)
 		if n := byName[p.Spec.NodeName]; n != nil {
-			n.pods = append(n.pods, p)
-			n.used.add(requestsOf(p), 1)
+			on := placedPod{p, requestsOf(p)}
+			n.pods = append(n.pods, on)
+			n.used.add(on.requests, 1)
 		}
 	}
 	state := cluster.NewState(cluster.Config{Ledger: w.record, Grants: unverified{}, Resources: w.memory, Now: w.now})
 	// Neither fails for nodes and pods.
-	_ = state.Nodes().Replace(readable, "")
+	_ = state.Nodes().Replace(listing, "")
 	_ = state.Pods().Replace(live, "")
+	for _, n := range w.nodes { // decoded once, here
+		var counted []accel.Inventory
+		for _, in := range n.inventories {
+			if slices.Contains(w.memory, in.Resource) {
+				counted = append(counted, in)
+			}
+		}
+		if counted != nil {
+			w.record.SetNode(n.Name, counted)
+		}
+	}
 	w.ledger = w.copyOf(slices.Collect(maps.Keys(w.record.inventories)), nil, true)
 	return w
 }
@@ -188,7 +209,7 @@ func (r *record) Forget(string) {}
 
 // copyOf returns a ledger of these nodes alone, without the pods that are gone.
 func (w *world) copyOf(nodes []string, gone func(h *ledger.Holding) bool, nominations bool) *ledger.Ledger {
-	l := ledger.New(ledger.Options{Now: w.now, Policies: nil})
+	l := ledger.New(ledger.Options{Now: w.now})
 	for _, name := range nodes {
 		l.SetNode(name, w.record.inventories[name])
 		for i := range w.record.held[name] {
