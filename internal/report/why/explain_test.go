@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -115,12 +116,16 @@ func TestOtherPeoplesPods(t *testing.T) {
 func TestOwner(t *testing.T) {
 	b := newBuilder(t)
 	b.node("gcu-1", []accel.Units{16})
-	labels := map[string]string{"app": "web"}
-	b.on("web-a", "gcu-1", 12, 0).Labels = labels
-	young := b.waiting("web-b", 8, insufficient)
-	young.Labels, young.CreationTimestamp = labels, metav1.NewTime(taken)
-	b.waiting("web-c", 8, insufficient).Labels = labels
-	o := &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3, Selector: &metav1.LabelSelector{MatchLabels: labels}}
+	of := func(p *v1.Pod) *v1.Pod {
+		p.Labels = map[string]string{"pod-template-hash": "5f"}
+		ownedBy(p, "ReplicaSet", "web-5f")
+		return p
+	}
+	of(b.on("web-a", "gcu-1", 12, 0))
+	of(b.waiting("web-b", 8, insufficient)).CreationTimestamp = metav1.NewTime(taken)
+	of(b.waiting("web-c", 8, insufficient))
+	b.waiting("other", 8, insufficient).CreationTimestamp = metav1.NewTime(taken.Add(-time.Hour))
+	o := &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3}
 	if e := explainTrain(b, o); e.Pod.Name != "web-c" || e.Owner != "deployment/web" || e.State != StateWaits {
 		t.Errorf("%+v, want web-c", e)
 	}

@@ -73,7 +73,9 @@ func (b *builder) node(name string, units []accel.Units, change ...func(*accel.I
 	return &b.Nodes[len(b.Nodes)-1]
 }
 
-func deviceID(node string, i int) accel.DeviceID { return accel.DeviceID(fmt.Sprintf("%s-%d", node, i)) }
+func deviceID(node string, i int) accel.DeviceID {
+	return accel.DeviceID(fmt.Sprintf("%s-%d", node, i))
+}
 
 // pod adds a pod that requests units; 0 for none.
 func (b *builder) pod(name string, units int64) *v1.Pod {

@@ -31,9 +31,8 @@ var goldenCases = map[Code]struct {
 	fixed func(b *builder)
 }{
 	Suspended: {
-		make: func(b *builder) { b.node("gcu-1", []accel.Units{16}) },
-		owner: &Owner{Kind: "job", Namespace: "team-a", Name: "train", Suspended: true, Wanted: 1,
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"job": "train"}}},
+		make:  func(b *builder) { b.node("gcu-1", []accel.Units{16}) },
+		owner: &Owner{Kind: "job", Namespace: "team-a", Name: "train", Suspended: true, Wanted: 1},
 	},
 	NotCreated: {
 		make: func(b *builder) {
@@ -42,8 +41,7 @@ var goldenCases = map[Code]struct {
 				InvolvedObject: v1.ObjectReference{Kind: "ReplicaSet", Name: "web-7d9"},
 				Message:        "Error creating: pods \"web-7d9-x\" is forbidden: exceeded quota: gcu, requested: requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, limited: requests.enflame.com/gcu-memory=20"}}
 		},
-		owner: &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3,
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		owner: &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3},
 	},
 	Gated: {
 		make: func(b *builder) {
@@ -250,7 +248,9 @@ var goldenCases = map[Code]struct {
 			ownedBy(b.waiting("train-0", 20, "0/4 nodes are available: 1 node(s) had untolerated taint {dedicated: infer}, "+
 				"1 node(s) were unschedulable, 2 insufficient GCU Memory in one gcu device."), "StatefulSet", "train")
 		},
-		fixed: func(b *builder) { b.Pods[len(b.Pods)-1].Spec.Containers[0].Resources.Requests[memory] = resource.MustParse("8") },
+		fixed: func(b *builder) {
+			b.Pods[len(b.Pods)-1].Spec.Containers[0].Resources.Requests[memory] = resource.MustParse("8")
+		},
 	},
 	InsufficientCapacity: {
 		make: func(b *builder) {
@@ -320,7 +320,9 @@ var goldenCases = map[Code]struct {
 			p := b.waiting("train", 8, "0/1 nodes are available: 1 Insufficient ephemeral-storage.")
 			p.Spec.Containers[0].Resources.Requests[v1.ResourceEphemeralStorage] = resource.MustParse("101Gi")
 		},
-		fixed: func(b *builder) { b.Nodes[0].Status.Allocatable[v1.ResourceEphemeralStorage] = resource.MustParse("200Gi") },
+		fixed: func(b *builder) {
+			b.Nodes[0].Status.Allocatable[v1.ResourceEphemeralStorage] = resource.MustParse("200Gi")
+		},
 	},
 	Pods: {
 		make: func(b *builder) {

@@ -288,7 +288,9 @@ func bruteForce(t *testing.T, s *Snapshot) map[ChangeKind]brute {
 		}
 	}
 	remove := func(gone func(*v1.Pod) bool) func(*Snapshot, *v1.Pod) {
-		return func(s *Snapshot, _ *v1.Pod) { s.Pods = slices.DeleteFunc(s.Pods, func(p v1.Pod) bool { return gone(&p) }) }
+		return func(s *Snapshot, _ *v1.Pod) {
+			s.Pods = slices.DeleteFunc(s.Pods, func(p v1.Pod) bool { return gone(&p) })
+		}
 	}
 	try(ChangeWait, 1000, "wait", remove(func(p *v1.Pod) bool { return p.DeletionTimestamp != nil }))
 	for i := range s.Nodes {

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 )
 
 // Snapshot is what an explanation is made of. Explain does not change it.
@@ -50,11 +48,9 @@ func (s *Snapshot) failed(source string) bool {
 type Owner struct {
 	// Kind is as kubectl takes it: "job", "deployment", "statefulset".
 	Kind, Namespace, Name string
-	// Selector selects its pods.
-	Selector *metav1.LabelSelector
 	// Suspended is true for a Job that is not to run yet.
 	Suspended bool
-	// Wanted is how many pods it is to have, and Created how many it has made.
+	// Wanted is how many pods it is to have.
 	Wanted int32
 	// Problem is the message of a condition that says why pods are not made, "" for none.
 	Problem string
@@ -64,13 +60,9 @@ func (o *Owner) String() string { return o.Kind + "/" + o.Name }
 
 // podsOf returns the pods of an owner, the oldest first.
 func (s *Snapshot) podsOf(o *Owner) []*v1.Pod {
-	selector, err := metav1.LabelSelectorAsSelector(o.Selector)
-	if err != nil || selector.Empty() {
-		return nil
-	}
 	var out []*v1.Pod
 	for i := range s.Pods {
-		if p := &s.Pods[i]; p.Namespace == o.Namespace && selector.Matches(labels.Set(p.Labels)) {
+		if p := &s.Pods[i]; p.Namespace == o.Namespace && ownerText(p) == o.String() {
 			out = append(out, p)
 		}
 	}
@@ -109,7 +101,9 @@ func oldestFirst(pods []*v1.Pod) {
 // waits reports whether a pod has not started.
 func waits(p *v1.Pod) bool { return p.Status.Phase == v1.PodPending || p.Status.Phase == "" }
 
-func ended(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed }
+func ended(p *v1.Pod) bool {
+	return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+}
 
 // scheduled returns the pod's condition PodScheduled, nil for none.
 func scheduled(p *v1.Pod) *v1.PodCondition {

@@ -41,6 +41,9 @@ func (x *Explainer) explainWaiting(e *Explanation, a *ask) {
 			"An administrator who runs the same command sees more.")
 		return
 	}
+	if a.shared.Resource != "" && len(x.world.record.inventories) == 0 {
+		e.Notes = append(e.Notes, "No node publishes devices that Divvy shares; kubectl divvy doctor examines the installation.")
+	}
 	x.explainRequest(e, a)
 	blocked := len(e.Causes) > 0 // whatever nodes have
 	nodes := x.judge(a)
@@ -338,7 +341,9 @@ func (x *Explainer) explainMessage(e *Explanation, p *v1.Pod, nodes []judged, re
 		Detail: "the pod fits now on " + listed(fit, 3) + "; kube-scheduler tries a pod again after a back-off of up to 10 s"})
 }
 
-func anyFits(nodes []judged) bool { return slices.ContainsFunc(nodes, func(j judged) bool { return j.fits() }) }
+func anyFits(nodes []judged) bool {
+	return slices.ContainsFunc(nodes, func(j judged) bool { return j.fits() })
+}
 
 // explainPriority says if priorities stand against the pod.
 func (x *Explainer) explainPriority(e *Explanation, a *ask, nodes []judged) {
