@@ -11,24 +11,25 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
-// foreignNames are resources of other sharing systems, by what they begin with.
-var foreignNames = []struct{ prefix, system string }{
-	{"nvidia.com/gpumem", "HAMi"},
-	{"nvidia.com/gpucores", "HAMi"},
-	{"nvidia.com/gpu-core.percentage", "HAMi"},
-	{"nvidia.com/priority", "HAMi"},
-	{"volcano.sh/", "Volcano"},
-	{"aliyun.com/gpu-mem", "gpushare"},
-	{"aliyun.com/gpu-count", "gpushare"},
-	{"enflame.com/gcu-core", "HAMi"},
-	{"enflame.com/shared-gcu", "GCUShare's older releases"},
-	{"enflame.com/drs-gcu", "GCUShare's older releases"},
-	{"iluvatar.ai/", "HAMi"},
+// foreignNames are resources of other sharing systems, by their domain and what the rest
+// begins with.
+var foreignNames = []struct{ domain, prefix, system string }{
+	{"nvidia.com", "gpumem", "HAMi"},
+	{"nvidia.com", "gpucores", "HAMi"},
+	{"nvidia.com", "gpu-core.percentage", "HAMi"},
+	{"nvidia.com", "priority", "HAMi"},
+	{"volcano.sh", "", "Volcano"},
+	{"aliyun.com", "gpu-mem", "gpushare"},
+	{"aliyun.com", "gpu-count", "gpushare"},
+	{"enflame.com", "gcu-core", "HAMi"},
+	{"enflame.com", "shared-gcu", "GCUShare's older releases"},
+	{"enflame.com", "drs-gcu", "GCUShare's older releases"},
+	{"iluvatar.ai", "", "HAMi"},
 }
 
 func foreignSystem(name v1.ResourceName) string {
 	for _, f := range foreignNames {
-		if strings.HasPrefix(string(name), f.prefix) {
+		if strings.HasPrefix(string(name), f.domain+"/"+f.prefix) {
 			return f.system
 		}
 	}

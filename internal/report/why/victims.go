@@ -185,7 +185,7 @@ func (s *search) ending(b *ends) Change {
 	}
 	c.Text = "end " + strings.Join(texts, ", ")
 	if !may {
-		c.Commands, c.By = nil, "whoever may delete the pods"
+		c.Commands, c.By = nil, "a user who may delete the pods"
 	}
 	return s.at(c, s.a, b.n, goneUIDs(uidsOf(b.pods)))
 }

@@ -36,7 +36,7 @@ func (x *Explainer) explainWaiting(e *Explanation, a *ask) {
 		for _, r := range reasons {
 			e.Causes = append(e.Causes, Cause{Code: r.code, Object: podText(p), Detail: r.text, Evidence: evidence(message)})
 		}
-		e.Waiting.Why = "cannot be told without the nodes and the pods of all namespaces"
+		e.Waiting.Why = "unknown without the nodes and the pods of all namespaces"
 		e.Notes = append(e.Notes, "Nodes are not judged and no change is computed: what is shown is kube-scheduler's message. "+
 			"An administrator who runs the same command sees more.")
 		return
