@@ -257,7 +257,7 @@ func (s *search) removal(n *nodeView, h *hindrance) (Change, bool) {
 		}
 		c.Text, c.Commands = "label "+n.Name+" "+strings.Join(pairs, ","), []string{command}
 	case Taint:
-		if strings.HasPrefix(h.taint.Key, "node.kubernetes.io/") || strings.Contains(h.taint.Key, "cloudprovider.kubernetes.io/") {
+		if isSystems(*h.taint) {
 			return Change{}, false
 		}
 		c.Cost = 2
@@ -285,7 +285,8 @@ func (s *search) node() (Change, bool) {
 		c := Change{Kind: ChangeNode, By: administrator, Node: j.n.Name}
 		switch v := accel.VendorOfMemory(s.a.shared.Resource); {
 		case j.code == NodeNotLabelled && v != nil:
-			c.Text, c.Commands = "label "+j.n.Name+" as a node with devices", []string{"kubectl label node " + j.n.Name + " " + v.NodeLabel + "=true"}
+			c.Text = "label " + j.n.Name + " as a node with devices"
+			c.Commands = []string{"kubectl label node " + j.n.Name + " " + v.NodeLabel + "=true"}
 		case j.code == Disabled:
 			c.Text, c.Commands = "let divvy-node run on "+j.n.Name, []string{"kubectl label node " + j.n.Name + " " + labelEnabled + "-"}
 		case slices.Contains([]Code{DaemonMissing, NotRegistered, InventoryBroken, OldRelease}, j.code):
@@ -391,7 +392,7 @@ func (s *search) tolerations(a *ask, yield func(variant) bool) {
 	for i := range s.nodes {
 		for k := range s.nodes[i].hindrances {
 			t := s.nodes[i].hindrances[k].taint
-			if t == nil || strings.HasPrefix(t.Key, "node.kubernetes.io/") || slices.Contains(seen, taintText(t)) {
+			if t == nil || isSystems(*t) || slices.Contains(seen, taintText(t)) {
 				continue
 			}
 			seen = append(seen, taintText(t))

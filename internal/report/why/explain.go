@@ -214,7 +214,8 @@ func (x *Explainer) explainFailed(e *Explanation, p *v1.Pod) {
 	switch reason := p.Status.Reason; {
 	case reason == "TopologyAffinityError":
 		c.Code = Topology
-		c.Detail = fmt.Sprintf("kubelet on node %s rejected the pod, because its topology manager found no aligned resources", p.Spec.NodeName)
+		c.Detail = fmt.Sprintf("kubelet on node %s rejected the pod, because its topology manager found no aligned resources",
+			p.Spec.NodeName)
 	case reason == "UnexpectedAdmissionError" || strings.HasPrefix(reason, "OutOf"):
 		c.Code = RejectedByKubelet
 		c.Detail = fmt.Sprintf("kubelet on node %s rejected the pod (%s)", p.Spec.NodeName, reason)

@@ -18,23 +18,24 @@ import (
 // TestNeverVerifiedBesideUnjudged: what kube-scheduler may refuse for reasons that are not
 // judged here is never called verified.
 func TestNeverVerifiedBesideUnjudged(t *testing.T) {
-	term := v1.PodAffinityTerm{TopologyKey: v1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}
+	terms := []v1.PodAffinityTerm{{TopologyKey: v1.LabelHostname,
+		LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}}
 	for name, hinder := range map[string]func(b *builder, p *v1.Pod){
 		"spread": func(_ *builder, p *v1.Pod) {
 			p.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{WhenUnsatisfiable: v1.DoNotSchedule, TopologyKey: "zone"}}
 		},
 		"affinity": func(_ *builder, p *v1.Pod) {
-			p.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{term}}}
+			p.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms}}
 		},
 		"anti-affinity": func(_ *builder, p *v1.Pod) {
 			p.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
-				RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{term}}}
+				RequiredDuringSchedulingIgnoredDuringExecution: terms}}
 		},
 		"anti-affinity of another pod": func(b *builder, p *v1.Pod) {
 			p.Labels = map[string]string{"app": "x"}
 			b.Pods[0].Spec.NodeName = b.Nodes[0].Name
 			b.Pods[0].Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
-				RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{term}}}
+				RequiredDuringSchedulingIgnoredDuringExecution: terms}}
 		},
 		"volume": func(_ *builder, p *v1.Pod) {
 			p.Spec.Volumes = []v1.Volume{{VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}}}
@@ -205,8 +206,9 @@ func BenchmarkExplain(b *testing.B) {
 }
 
 func large(tb testing.TB, units int64) *Snapshot {
+	tb.Helper()
 	const nodes, perNode = 5000, 4
-	rng := rand.New(rand.NewSource(1)) //nolint:gosec // nothing is secret here
+	rng := rand.New(rand.NewSource(1))
 	c := newBuilder(tb)
 	c.Pods = make([]v1.Pod, 0, nodes*perNode+1)
 	for i := range nodes {

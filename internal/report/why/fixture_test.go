@@ -28,6 +28,7 @@ type builder struct {
 }
 
 func newBuilder(tb testing.TB) *builder {
+	tb.Helper()
 	signer, err := wire.NewSigner([]byte(strings.Repeat("k", wire.MinKeyBytes)))
 	if err != nil {
 		tb.Fatal(err)

@@ -23,6 +23,8 @@ var update = flag.Bool("update", false, "write the golden files again")
 const insufficient = "0/1 nodes are available: 1 Insufficient enflame.com/gcu-memory. preemption: 0/1 nodes are available: " +
 	"1 No preemption victims found for incoming pod."
 
+var dedicated = []v1.Taint{{Key: "dedicated", Value: "infer", Effect: v1.TaintEffectNoSchedule}}
+
 // goldenCases has a minimal cluster for each code, whose first cause it is. fixed takes away
 // what the case is about: the first cause must be another one then.
 var goldenCases = map[Code]struct {
@@ -39,7 +41,8 @@ var goldenCases = map[Code]struct {
 			b.node("gcu-1", []accel.Units{16})
 			b.Events = []v1.Event{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a"}, Reason: "FailedCreate",
 				InvolvedObject: v1.ObjectReference{Kind: "ReplicaSet", Name: "web-7d9"},
-				Message:        "Error creating: pods \"web-7d9-x\" is forbidden: exceeded quota: gcu, requested: requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, limited: requests.enflame.com/gcu-memory=20"}}
+				Message: "Error creating: pods \"web-7d9-x\" is forbidden: exceeded quota: gcu, requested: " +
+					"requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, limited: requests.enflame.com/gcu-memory=20"}}
 		},
 		owner: &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3},
 	},
@@ -96,7 +99,8 @@ var goldenCases = map[Code]struct {
 	ExtenderDown: {
 		make: func(b *builder) {
 			b.node("gcu-1", []accel.Units{16})
-			b.waiting("train", 8, "Post \"https://127.0.0.1:32765/gcushare-scheduler/filter\": dial tcp 127.0.0.1:32765: connect: connection refused")
+			b.waiting("train", 8, "Post \"https://127.0.0.1:32765/gcushare-scheduler/filter\": dial tcp 127.0.0.1:32765: "+
+				"connect: connection refused")
 		},
 		fixed: func(b *builder) { b.Pods[0].Status.Conditions[0].Message = "" },
 	},
@@ -244,7 +248,7 @@ var goldenCases = map[Code]struct {
 			b.on("eval-4", "gcu-3", 8, 1)
 			b.on("eval-5", "gcu-3", 9, 2)
 			b.node("gcu-6", []accel.Units{20}).Spec.Unschedulable = true
-			b.node("gcu-7", []accel.Units{20}).Spec.Taints = []v1.Taint{{Key: "dedicated", Value: "infer", Effect: v1.TaintEffectNoSchedule}}
+			b.node("gcu-7", []accel.Units{20}).Spec.Taints = dedicated
 			ownedBy(b.waiting("train-0", 20, "0/4 nodes are available: 1 node(s) had untolerated taint {dedicated: infer}, "+
 				"1 node(s) were unschedulable, 2 insufficient GCU Memory in one gcu device."), "StatefulSet", "train")
 		},
@@ -353,7 +357,8 @@ var goldenCases = map[Code]struct {
 		make: func(b *builder) {
 			b.node("gcu-1", []accel.Units{16}).Spec.Unschedulable = true
 			b.on("old", "gcu-1", 12, 0)
-			b.waiting("train", 8, "0/2 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules, 1 node(s) were unschedulable.")
+			b.waiting("train", 8, "0/2 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules, "+
+				"1 node(s) were unschedulable.")
 		},
 		fixed: func(b *builder) { b.Pods[1].Status.Conditions[0].Message = "" },
 	},
@@ -369,8 +374,8 @@ var goldenCases = map[Code]struct {
 	Claim: {
 		make: func(b *builder) {
 			b.node("gcu-1", []accel.Units{16})
-			p := b.waiting("train", 8, "0/1 nodes are available: waiting for dynamic resource controller to create the resourceclaim \"x\". "+
-				"no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
+			p := b.waiting("train", 8, "0/1 nodes are available: waiting for dynamic resource controller to create the "+
+				"resourceclaim \"x\". no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
 			p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "x"}}
 		},
 		fixed: func(b *builder) { b.Pods[0].Status.Conditions[0].Message = "" },
@@ -397,10 +402,12 @@ var goldenCases = map[Code]struct {
 	},
 	Taint: {
 		make: func(b *builder) {
-			b.node("gcu-1", []accel.Units{16}).Spec.Taints = []v1.Taint{{Key: "dedicated", Value: "infer", Effect: v1.TaintEffectNoSchedule}}
+			b.node("gcu-1", []accel.Units{16}).Spec.Taints = dedicated
 			b.waiting("train", 8, "0/1 nodes are available: 1 node(s) had untolerated taint {dedicated: infer}.")
 		},
-		fixed: func(b *builder) { b.Nodes[0].Spec.Taints[0].Effect = v1.TaintEffectPreferNoSchedule },
+		fixed: func(b *builder) {
+			b.Nodes[0].Spec.Taints = []v1.Taint{{Key: "dedicated", Value: "infer", Effect: v1.TaintEffectPreferNoSchedule}}
+		},
 	},
 	Cordoned: {
 		make: func(b *builder) {

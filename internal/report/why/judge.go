@@ -88,7 +88,7 @@ func (x *Explainer) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 			set(NoSuchResource, "offers no %s", about)
 		case want > int64(j.sum):
 			set(InsufficientCapacity, "%d of %d %s free", j.sum, n.allocatable[about], about)
-			if held := x.holders(n, v1.ResourceName(about)); len(held) > 0 {
+			if held := x.holders(n, about); len(held) > 0 {
 				j.evidence = []string{"held by " + listed(held, 3)}
 			}
 		}
@@ -105,12 +105,14 @@ func (x *Explainer) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 		set(a.wrong(), "cannot serve the request")
 	case a.shared.Devices > 1 && !in.Several:
 		set(OldRelease, "divvy-node there does not support several devices per pod; upgrade it")
-	case n.allocatable[about] == 0 && slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return !s.Health.Unhealthy && s.Units > 0 }):
+	case n.allocatable[about] == 0 && slices.ContainsFunc(in.Shares, usable):
 		set(NotRegistered, "kubelet does not offer the units that its inventory has")
 	default:
 		x.judgeDevices(a, j, in, v)
 	}
 }
+
+func usable(s accel.Share) bool { return !s.Health.Unhealthy && s.Units > s.Withheld }
 
 // judgeAbsent says why a node without an inventory of the resource has none.
 func (x *Explainer) judgeAbsent(a *ask, j *judged) {

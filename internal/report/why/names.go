@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-
-	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
 // foreignNames are resources of other sharing systems, by their domain and what the rest
@@ -101,14 +99,4 @@ func kin(name string, names []string) []string {
 		}
 	}
 	return out
-}
-
-// vendorOf returns the vendor in whose domain a resource is, nil for none.
-func vendorOf(name v1.ResourceName) *accel.Vendor {
-	for i := range accel.Vendors {
-		if v := &accel.Vendors[i]; v.Owns(string(name)) {
-			return v
-		}
-	}
-	return nil
 }

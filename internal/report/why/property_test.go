@@ -1,6 +1,7 @@
 package why
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -23,7 +24,8 @@ var seeds = flag.Int("why.seeds", 0, "random clusters of TestAdvice; 0 is 2000, 
 
 // randomCluster is a small cluster with a pod that waits, most often.
 func randomCluster(t *testing.T, seed int64) *builder {
-	rng := rand.New(rand.NewSource(seed)) //nolint:gosec // nothing is secret here
+	t.Helper()
+	rng := rand.New(rand.NewSource(seed))
 	chance := func(percent int) bool { return rng.Intn(100) < percent }
 	b := newBuilder(t)
 	b.Pods = make([]v1.Pod, 0, 8) // so that pointers stay
@@ -122,7 +124,7 @@ func TestAdvice(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := New(&b.Snapshot).Pod(b.Snapshot.Pod("team-a", "train"))
-		if after, _ := json.Marshal(&b.Snapshot.Pods); string(after) != string(before) {
+		if after, _ := json.Marshal(&b.Snapshot.Pods); !bytes.Equal(after, before) {
 			t.Fatalf("seed %d: the snapshot was changed", seed)
 		}
 		checkAdvice(t, seed, b, &e, kinds)
@@ -140,6 +142,7 @@ func TestAdvice(t *testing.T) {
 }
 
 func checkPrint(t *testing.T, e *Explanation) {
+	t.Helper()
 	var out strings.Builder
 	if err := Print(&out, e); err != nil {
 		t.Fatal(err)
@@ -148,6 +151,7 @@ func checkPrint(t *testing.T, e *Explanation) {
 }
 
 func checkAdvice(t *testing.T, seed int64, b *builder, e *Explanation, kinds map[ChangeKind]int) {
+	t.Helper()
 	pod := b.Snapshot.Pod("team-a", "train")
 	fits := naive(&b.Snapshot, pod)
 	if says := e.Causes[0].Code == Backoff; says != fits {
@@ -276,6 +280,7 @@ func sizeOf(p *v1.Pod, c *Change) int {
 
 // bruteForce tries every change of each kind and returns the smallest that admits the pod.
 func bruteForce(t *testing.T, s *Snapshot) map[ChangeKind]brute {
+	t.Helper()
 	out := map[ChangeKind]brute{}
 	try := func(kind ChangeKind, size int, text string, change func(s *Snapshot, p *v1.Pod)) {
 		if had, ok := out[kind]; ok && had.size <= size {

@@ -344,6 +344,11 @@ func subsets(n, k int) func(yield func([]int) bool) {
 	}
 }
 
+// isSystems reports whether a taint is one that Kubernetes sets and removes itself.
+func isSystems(t v1.Taint) bool {
+	return strings.HasPrefix(t.Key, "node.kubernetes.io/") || strings.Contains(t.Key, "cloudprovider.kubernetes.io/")
+}
+
 // moreNodes is kind 5: an empty node like one of the cluster.
 func (s *search) moreNodes() (Change, bool) {
 	if s.a.mistake != nil || len(s.a.several) > 0 {
@@ -370,7 +375,7 @@ func (s *search) moreNodes() (Change, bool) {
 		fresh := *j.n.without(gone)
 		node := fresh.Node.DeepCopy()
 		node.Spec.Unschedulable = false
-		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t v1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
+		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isSystems)
 		node.Status.Conditions = nil
 		fresh.Node = node
 		if len(s.a.hindrances(&fresh)) > 0 {

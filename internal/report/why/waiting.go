@@ -17,6 +17,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
+// backOff is kube-scheduler's longest time between two attempts to place a pod, by default.
+const backOff = 10 * time.Second
+
 // explainWaiting explains a pod without a node.
 func (x *Explainer) explainWaiting(e *Explanation, a *ask) {
 	p := a.pod
@@ -113,7 +116,8 @@ func (x *Explainer) explainRequest(e *Explanation, a *ask) {
 		near := nearest(string(name), offered)
 		switch system := foreignSystem(name); {
 		case system != "":
-			add(ForeignName, nil, "%s is a resource of %s, which no node offers; see docs/migrating.md for the request to use", name, system)
+			add(ForeignName, nil, "%s is a resource of %s, which no node offers; see docs/migrating.md for the request to use", name,
+				system)
 		case near != "":
 			add(Misspelt, []string{"offered: " + near}, "no node offers %s; the nearest name that nodes offer is %s", name, near)
 		default:
@@ -421,7 +425,7 @@ func (x *Explainer) explainHope(e *Explanation, a *ask, nodes []judged) {
 	case stuck:
 		e.Waiting.Why = "what is named above must change first"
 	case first != nil && *first == Backoff:
-		e.Waiting = Waiting{Helps: true, Until: x.snapshot.Taken.Add(10 * time.Second), Why: "the pod fits, and is tried again after a back-off"}
+		e.Waiting = Waiting{Helps: true, Until: x.snapshot.Taken.Add(backOff), Why: "the pod fits, and is tried again after a back-off"}
 	case slices.ContainsFunc(e.Changes, func(c Change) bool { return c.Kind == ChangeWait && c.Verified }):
 		e.Waiting = Waiting{Helps: true, Until: x.endingUntil(nodes, a), Why: "pods that are ending free enough"}
 	case first != nil && *first == CapacityReserved:
