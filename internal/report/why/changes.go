@@ -82,7 +82,7 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	}
 	why := x.world.unjudged(a.pod)
 	for _, c := range e.Causes {
-		if quoted(c.Code) {
+		if quoted(c.Code) || c.Code == NodeNotLabelled && len(c.Nodes) == 0 { // which labels, the extender's options say
 			why = append(why, c.Detail)
 		}
 	}

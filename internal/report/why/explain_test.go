@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -41,6 +42,9 @@ func TestNeverVerifiedBesideUnjudged(t *testing.T) {
 			p.Spec.Volumes = []v1.Volume{{VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}}}
 		},
 		"claim": func(_ *builder, p *v1.Pod) { p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "x"}} },
+		"a label that only the extender knows": func(_ *builder, p *v1.Pod) {
+			p.Status.Conditions[0].Message = "0/3 nodes are available: 3 the node is not labelled pool=gpu."
+		},
 		"a reason that is not known": func(_ *builder, p *v1.Pod) {
 			p.Status.Conditions[0].Message = "0/3 nodes are available: 3 node(s) are reserved by another plugin."
 		},
@@ -98,6 +102,36 @@ func TestRights(t *testing.T) {
 	b.Failed = []Failure{{SourceNodes, "forbidden"}}
 	if e := explainTrain(b, nil); e.Partial || e.Causes[0].Code != Gated {
 		t.Errorf("%+v, want gated", e)
+	}
+}
+
+// TestWholeDevices: kube-scheduler alone decides about whole devices, by sums.
+func TestWholeDevices(t *testing.T) {
+	const whole = "enflame.com/gcu"
+	b := newBuilder(t)
+	for _, name := range []string{"gcu-1", "gcu-2"} {
+		b.node(name, []accel.Units{16}).Status.Allocatable[whole] = resource.MustParse("4")
+	}
+	set := func(p *v1.Pod, n string) {
+		p.Spec.Containers[0].Resources.Requests[whole] = resource.MustParse(n)
+		p.Spec.Containers[0].Resources.Limits[whole] = resource.MustParse(n)
+	}
+	set(b.on("a", "gcu-1", 0), "1")
+	set(b.on("b", "gcu-2", 0), "2")
+	set(b.waiting("train", 0, "0/2 nodes are available: 2 Insufficient enflame.com/gcu."), "4")
+	e := explainTrain(b, nil)
+	if e.Causes[0].Code != InsufficientCapacity || e.Causes[0].Detail != "no node has 4 of enflame.com/gcu free" {
+		t.Errorf("causes %+v", e.Causes)
+	}
+	var texts []string
+	for _, c := range e.Changes {
+		if texts = append(texts, c.Text); !c.Verified {
+			t.Errorf("%q is not verified", c.Text)
+		}
+	}
+	want := []string{"request 3 instead of 4", "end team-a/a (1 unit)", "add a node like gcu-1"}
+	if !slices.Equal(texts, want) {
+		t.Errorf("changes %q, want %q", texts, want)
 	}
 }
 

@@ -63,6 +63,14 @@ func (a *ask) resource() v1.ResourceName {
 	return ""
 }
 
+// peak is how much of the resource the pod requests.
+func (a *ask) peak() accel.Units {
+	if a.shared.Resource != "" {
+		return a.shared.Peak()
+	}
+	return accel.Units(a.requests[a.resource()])
+}
+
 // hindrance is why kube-scheduler's own filters keep the pod off a node.
 type hindrance struct {
 	code Code

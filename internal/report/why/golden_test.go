@@ -42,7 +42,8 @@ var goldenCases = map[Code]struct {
 			b.Events = []v1.Event{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a"}, Reason: "FailedCreate",
 				InvolvedObject: v1.ObjectReference{Kind: "ReplicaSet", Name: "web-7d9"},
 				Message: "Error creating: pods \"web-7d9-x\" is forbidden: exceeded quota: gcu, requested: " +
-					"requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, limited: requests.enflame.com/gcu-memory=20"}}
+					"requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, "+
+					"limited: requests.enflame.com/gcu-memory=20"}}
 		},
 		owner: &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3},
 	},
@@ -375,7 +376,8 @@ var goldenCases = map[Code]struct {
 		make: func(b *builder) {
 			b.node("gcu-1", []accel.Units{16})
 			p := b.waiting("train", 8, "0/1 nodes are available: waiting for dynamic resource controller to create the "+
-				"resourceclaim \"x\". no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
+				"resourceclaim \"x\". no new claims to deallocate, preemption: 0/1 nodes are available: "+
+				"1 Preemption is not helpful for scheduling.")
 			p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "x"}}
 		},
 		fixed: func(b *builder) { b.Pods[0].Status.Conditions[0].Message = "" },

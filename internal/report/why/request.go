@@ -104,7 +104,7 @@ func withAmount(p *v1.Pod, at place, name v1.ResourceName, q resource.Quantity) 
 
 // withUnits returns the change to a number of units, if that admits the pod.
 func (s *search) withUnits(a *ask, nodes []*nodeView, units accel.Units) (Change, bool) {
-	name := v1.ResourceName(a.shared.Resource)
+	name := a.resource()
 	where := places(a.pod, name)
 	if len(where) != 1 {
 		return Change{}, false
@@ -114,7 +114,7 @@ func (s *search) withUnits(a *ask, nodes []*nodeView, units accel.Units) (Change
 	if !ok {
 		return Change{}, false
 	}
-	c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %d instead of %d", units, a.shared.Peak())}
+	c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %d instead of %d", units, a.peak())}
 	s.order(&c, where[0], name, strconv.FormatInt(int64(units), 10), true)
 	return s.at(c, changed, n, nil), true
 }
@@ -122,11 +122,11 @@ func (s *search) withUnits(a *ask, nodes []*nodeView, units accel.Units) (Change
 // lessUnits finds the number of units nearest to the request that admits the pod. Whether
 // it is admitted is monotone in the number.
 func (s *search) lessUnits(a *ask, nodes []*nodeView) (Change, bool) {
-	r := a.shared
-	if r.Resource == "" || len(a.several) > 0 || len(nodes) == 0 || len(places(a.pod, v1.ResourceName(r.Resource))) != 1 {
+	name := a.resource()
+	if name == "" || len(a.several) > 0 || len(nodes) == 0 || len(places(a.pod, name)) != 1 {
 		return Change{}, false
 	}
-	k, peak := accel.Units(max(r.Devices, 1)), r.Peak()
+	k, peak := accel.Units(max(a.shared.Devices, 1)), a.peak()
 	below, above := peak/k, (peak+k-1)/k // of each device
 	if above > below && (above*k-peak <= peak-below*k || below == 0) {
 		if c, ok := s.withUnits(a, nodes, above*k); ok {

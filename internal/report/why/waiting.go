@@ -327,7 +327,7 @@ func selectionKeys(p *v1.Pod) []string {
 // found.
 func (x *Explainer) explainMessage(e *Explanation, p *v1.Pod, nodes []judged, reasons []reason, message string) {
 	for _, r := range reasons {
-		if quoted(r.code) {
+		if quoted(r.code) || r.code == NodeNotLabelled && !slices.ContainsFunc(nodes, func(j judged) bool { return j.code == r.code }) {
 			e.Causes = append(e.Causes, Cause{Code: r.code, Object: podText(p), Detail: "kube-scheduler: " + r.text,
 				Evidence: evidence(message)})
 		}
@@ -337,6 +337,9 @@ func (x *Explainer) explainMessage(e *Explanation, p *v1.Pod, nodes []judged, re
 		if nodes[i].fits() {
 			fit = append(fit, nodes[i].n.Name)
 		}
+	}
+	if len(fit) == 0 && len(e.Causes) == 0 {
+		e.Causes = append(e.Causes, Cause{Code: Unknown, Object: podText(p), Detail: "no cause was found", Evidence: evidence(message)})
 	}
 	if len(fit) == 0 || len(e.Causes) > 0 && slices.ContainsFunc(e.Causes, func(c Cause) bool { return len(c.Nodes) == 0 }) {
 		return
