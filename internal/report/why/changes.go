@@ -28,10 +28,9 @@ type search struct {
 	nodes []judged
 	// open are the nodes that only the resource keeps the pod off, and shut those that one
 	// removable thing does besides.
-	open []*nodeView
-	shut []obstacle
-	// end says how to change what the pod's owner makes.
-	owner string
+	open   []*nodeView
+	shut   []obstacle
+	remake remake
 }
 
 // obstacle is a node that one change of it opens.
@@ -50,7 +49,7 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	if anyFits(nodes) {
 		return // nothing needs to change
 	}
-	s := &search{x: x, a: a, nodes: nodes, owner: e.Owner}
+	s := &search{x: x, a: a, nodes: nodes, remake: remake{a.pod, e.Owner}}
 	for i := range nodes {
 		j := &nodes[i]
 		switch {

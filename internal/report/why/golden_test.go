@@ -42,7 +42,7 @@ var goldenCases = map[Code]struct {
 			b.Events = []v1.Event{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a"}, Reason: "FailedCreate",
 				InvolvedObject: v1.ObjectReference{Kind: "ReplicaSet", Name: "web-7d9"},
 				Message: "Error creating: pods \"web-7d9-x\" is forbidden: exceeded quota: gcu, requested: " +
-					"requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, "+
+					"requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, " +
 					"limited: requests.enflame.com/gcu-memory=20"}}
 		},
 		owner: &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3},

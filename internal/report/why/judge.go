@@ -55,25 +55,25 @@ func (j *judged) first() (code Code, detail string) {
 	return "", ""
 }
 
-func (x *Explainer) judge(a *ask) []judged {
-	out := make([]judged, len(x.world.nodes))
+func (w *world) judge(a *ask) []judged {
+	out := make([]judged, len(w.nodes))
 	verdicts := make([]ledger.Verdict, len(out))
 	if a.shared.Resource != "" { // at once: a question about one node costs as much as one about all
 		names := make([]string, len(out))
-		for i, n := range x.world.nodes {
+		for i, n := range w.nodes {
 			names[i] = n.Name
 		}
-		x.world.ledger.Fits(a.shared, names, verdicts)
+		w.ledger.Fits(a.shared, names, verdicts)
 	}
-	for i, n := range x.world.nodes {
+	for i, n := range w.nodes {
 		out[i] = judged{n: n, hindrances: a.hindrances(n)}
-		x.judgeResource(a, &out[i], verdicts[i])
+		w.judgeResource(a, &out[i], verdicts[i])
 	}
 	return out
 }
 
 // judgeResource sets what the resource lacks on the node, of which the ledger says v.
-func (x *Explainer) judgeResource(a *ask, j *judged, v ledger.Verdict) {
+func (w *world) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 	about := a.resource()
 	if about == "" {
 		return
@@ -88,7 +88,7 @@ func (x *Explainer) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 			set(NoSuchResource, "offers no %s", about)
 		case want > int64(j.sum):
 			set(InsufficientCapacity, "%d of %d %s free", j.sum, n.allocatable[about], about)
-			if held := x.holders(n, about); len(held) > 0 {
+			if held := n.holders(about); len(held) > 0 {
 				j.evidence = []string{"held by " + listed(held, 3)}
 			}
 		}
@@ -100,7 +100,7 @@ func (x *Explainer) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 		set(InventoryBroken, "its inventory cannot be read")
 		j.evidence = []string{n.broken.Error()}
 	case in == nil:
-		x.judgeAbsent(a, j)
+		w.judgeAbsent(a, j)
 	case a.wrong() != "":
 		set(a.wrong(), "cannot serve the request")
 	case a.shared.Devices > 1 && !in.Several:
@@ -108,14 +108,14 @@ func (x *Explainer) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 	case n.allocatable[about] == 0 && slices.ContainsFunc(in.Shares, usable):
 		set(NotRegistered, "kubelet does not offer the units that its inventory has")
 	default:
-		x.judgeDevices(a, j, in, v)
+		w.judgeDevices(a, j, in, v)
 	}
 }
 
 func usable(s accel.Share) bool { return !s.Health.Unhealthy && s.Units > s.Withheld }
 
 // judgeAbsent says why a node without an inventory of the resource has none.
-func (x *Explainer) judgeAbsent(a *ask, j *judged) {
+func (w *world) judgeAbsent(a *ask, j *judged) {
 	n, about := j.n, a.resource()
 	j.code, j.detail = NoSuchResource, "offers no "+string(about)
 	v := accel.VendorOfMemory(a.shared.Resource)
@@ -138,10 +138,10 @@ func (x *Explainer) judgeAbsent(a *ask, j *judged) {
 }
 
 // judgeDevices puts the ledger's verdict into words.
-func (x *Explainer) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledger.Verdict) {
+func (w *world) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledger.Verdict) {
 	r, n := a.shared, j.n
 	set := func(code Code, format string, args ...any) { j.code, j.detail = code, fmt.Sprintf(format, args...) }
-	usage, _ := x.world.ledger.Node(r.Resource, n.Name)
+	usage, _ := w.ledger.Node(r.Resource, n.Name)
 	for i := range usage.Devices {
 		if d := &usage.Devices[i]; !d.Health.Unhealthy && r.Selection.Names(d.ID, d.Model) {
 			j.largest = max(j.largest, d.Units-d.Withheld-d.Used)
@@ -181,22 +181,22 @@ func (x *Explainer) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledge
 	case accel.NotIsolated:
 		set(IsolationNotStated, "%s", accel.WhyNotIsolated(r.Selection.Isolation, v.Stated))
 	case accel.NoDeviceFits:
-		x.judgeFree(a, j, in)
+		w.judgeFree(a, j, in)
 	default:
 		set(AnnotationWrong, "cannot serve the request")
 	}
 }
 
 // judgeFree says why no device has as much free as the pod requests.
-func (x *Explainer) judgeFree(a *ask, j *judged, in *accel.Inventory) {
-	w, r, name := x.world, a.shared, j.n.Name
+func (w *world) judgeFree(a *ask, j *judged, in *accel.Inventory) {
+	r, name := a.shared, j.n.Name
 	set := func(code Code, format string, args ...any) { j.code, j.detail = code, fmt.Sprintf(format, args...) }
 	alone := []string{name}
 	if reserved := w.record.nominated[name]; len(reserved) > 0 {
 		if fits(w.copyOf(alone, nil, false), r, name).Code == accel.Fits {
 			var names []string
 			for _, n := range reserved {
-				names = append(names, x.nameOf(n.pod))
+				names = append(names, w.nameOf(n.pod))
 			}
 			set(CapacityReserved, "free capacity is reserved for %s", listed(names, 3))
 			return
@@ -215,7 +215,7 @@ func (x *Explainer) judgeFree(a *ask, j *judged, in *accel.Inventory) {
 		case !s.Health.Unhealthy:
 		case isOther:
 			text := fmt.Sprintf("device %s is allocated as %s", accel.IndexText(s.Index), reason)
-			if holder := x.holderOf(j.n, s.ID); holder != "" {
+			if holder := j.n.holderOf(s.ID); holder != "" {
 				text += " to " + holder
 			}
 			other = append(other, text)
@@ -231,11 +231,11 @@ func (x *Explainer) judgeFree(a *ask, j *judged, in *accel.Inventory) {
 		}
 	}
 	switch {
-	case len(other) > 0 && x.fitsHealthy(a, name, in, func(h accel.Health) bool {
+	case len(other) > 0 && w.fitsHealthy(a, name, in, func(h accel.Health) bool {
 		return strings.HasPrefix(h.Reason, accel.ReasonGivenOut)
 	}):
 		set(HeldAsOther, "%s", strings.Join(other, ", "))
-	case len(ill) > 0 && x.fitsHealthy(a, name, in, func(h accel.Health) bool {
+	case len(ill) > 0 && w.fitsHealthy(a, name, in, func(h accel.Health) bool {
 		return !strings.HasPrefix(h.Reason, accel.ReasonGivenOut)
 	}):
 		set(UnhealthyDevice, "%s", strings.Join(ill, ", "))
@@ -247,8 +247,8 @@ func (x *Explainer) judgeFree(a *ask, j *judged, in *accel.Inventory) {
 }
 
 // fitsHealthy reports whether the pod would fit if some unhealthy devices were healthy.
-func (x *Explainer) fitsHealthy(a *ask, node string, in *accel.Inventory, heals func(accel.Health) bool) bool {
-	l := x.world.copyOf([]string{node}, nil, true)
+func (w *world) fitsHealthy(a *ask, node string, in *accel.Inventory, heals func(accel.Health) bool) bool {
+	l := w.copyOf([]string{node}, nil, true)
 	healed := *in
 	healed.Shares = slices.Clone(in.Shares)
 	for i := range healed.Shares {
@@ -274,9 +274,9 @@ func endingOn(w *world, node string, r accel.Resource) []string {
 }
 
 // nameOf is the pod of that UID.
-func (x *Explainer) nameOf(uid string) string {
-	for i := range x.snapshot.Pods {
-		if p := &x.snapshot.Pods[i]; string(p.UID) == uid {
+func (w *world) nameOf(uid string) string {
+	for i := range w.snapshot.Pods {
+		if p := &w.snapshot.Pods[i]; string(p.UID) == uid {
 			return p.Namespace + "/" + p.Name
 		}
 	}
@@ -284,7 +284,7 @@ func (x *Explainer) nameOf(uid string) string {
 }
 
 // holders are the pods on a node that request a resource.
-func (x *Explainer) holders(n *nodeView, r v1.ResourceName) []string {
+func (n *nodeView) holders(r v1.ResourceName) []string {
 	var out []string
 	for _, p := range n.pods {
 		if p.requests[r] > 0 {
@@ -296,7 +296,7 @@ func (x *Explainer) holders(n *nodeView, r v1.ResourceName) []string {
 
 // holderOf is the pod on a node that the device is allocated to as another resource, ""
 // where the node has not noted it.
-func (x *Explainer) holderOf(n *nodeView, id accel.DeviceID) string {
+func (n *nodeView) holderOf(id accel.DeviceID) string {
 	for _, p := range n.pods {
 		held, err := wire.DecodeDevices(wire.HeldOf(p.Annotations))
 		if err != nil {

@@ -115,7 +115,7 @@ func (s *search) withUnits(a *ask, nodes []*nodeView, units accel.Units) (Change
 		return Change{}, false
 	}
 	c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %d instead of %d", units, a.peak())}
-	s.order(&c, where[0], name, strconv.FormatInt(int64(units), 10), true)
+	s.remake.order(&c, where[0], name, strconv.FormatInt(int64(units), 10), true)
 	return s.at(c, changed, n, nil), true
 }
 
@@ -187,7 +187,7 @@ func (s *search) rename() (Change, bool) {
 		return Change{}, false
 	}
 	c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %s instead of %s", near, name)}
-	s.again(&c, ops)
+	s.remake.again(&c, ops)
 	return s.at(c, a, n, nil), true
 }
 
@@ -230,7 +230,7 @@ func (s *search) lessBeside() (Change, bool) {
 			}
 			_, limited := at.of(s.a.pod).Resources.Limits[name]
 			c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %s %s instead of %s", text, name, quantity(name, have))}
-			s.order(&c, at, name, text, limited)
+			s.remake.order(&c, at, name, text, limited)
 			return s.at(c, a, n, nil), true
 		}
 	}
@@ -261,62 +261,11 @@ func (s *search) dropSelector() (Change, bool) {
 		}
 		if n, ok := s.admits(a, nodes); ok {
 			c := Change{Kind: ChangeRequest, Text: "drop " + key + " from the node selector"}
-			s.again(&c, []string{jsonPatch("remove", "/spec/nodeSelector/"+pointer(key), nil)})
+			s.remake.again(&c, []string{jsonPatch("remove", "/spec/nodeSelector/"+pointer(key), nil)})
 			return s.at(c, a, n, nil), true
 		}
 	}
 	return Change{}, false
-}
-
-// order adds the commands that change the amount of a resource of a container.
-func (s *search) order(c *Change, at place, name v1.ResourceName, value string, limits bool) {
-	p := s.a.pod
-	kind, owner, _ := strings.Cut(s.owner, "/")
-	container := at.of(p).Name
-	if kind != "deployment" && kind != "statefulset" {
-		ops := []string{jsonPatch("add", at.path(name, "requests"), value)}
-		if limits {
-			ops = append([]string{jsonPatch("add", at.path(name, "limits"), value)}, ops...)
-		}
-		s.again(c, ops)
-		return
-	}
-	amount := quoteShell(string(name) + "=" + value)
-	command := fmt.Sprintf("kubectl set resources -n %s %s/%s -c %s --requests=%s", p.Namespace, kind, owner, container, amount)
-	if limits {
-		command += " --limits=" + amount
-	}
-	c.Text += fmt.Sprintf(" (%s, container %s)", s.owner, container)
-	c.Commands = append(c.Commands, command)
-	s.replaced(c, kind)
-}
-
-// again adds the commands that create the pod again with these operations of a JSON patch
-// on it.
-func (s *search) again(c *Change, ops []string) {
-	p := s.a.pod
-	kind, owner, _ := strings.Cut(s.owner, "/")
-	switch kind {
-	case "":
-		c.Commands = append(c.Commands, fmt.Sprintf(
-			"kubectl patch pod -n %s %s --dry-run=client -o json --type=json -p %s | kubectl replace --force -f -", p.Namespace, p.Name,
-			quoteShell("["+strings.Join(ops, ",")+"]")))
-	case "deployment", "statefulset":
-		text := strings.ReplaceAll(strings.Join(ops, ","), `"path":"/spec/`, `"path":"/spec/template/spec/`)
-		c.Text += " (" + s.owner + ")"
-		c.Commands = append(c.Commands, fmt.Sprintf("kubectl patch -n %s %s/%s --type=json -p %s", p.Namespace, kind, owner,
-			quoteShell("["+text+"]")))
-		s.replaced(c, kind)
-	default:
-		c.Text += " (in " + s.owner + ", which must be created again)"
-	}
-}
-
-// replaced adds what a controller of a kind needs to replace its waiting pod.
-func (s *search) replaced(c *Change, kind string) {
-	if kind == "statefulset" { // it waits for a pod of its old revision to be ready
-		c.Commands = append(c.Commands, fmt.Sprintf("kubectl delete pod -n %s %s", s.a.pod.Namespace, s.a.pod.Name))
-	}
 }
 
 // pair is two changes of kinds 1 to 3 that admit the pod together: the cheapest.
@@ -350,22 +299,10 @@ func (s *search) pair() (Change, bool) {
 	for v := range s.annotationVariants(s.a, s.open) {
 		if c, ok := s.lessUnits(v.a, v.nodes); ok {
 			// The pod is created again, with both.
-			return s.both(v, c), true
+			return s.remake.both(v, c), true
 		}
 	}
 	return s.indivisible()
-}
-
-// both is a change of annotations and one of the request. The pod is created again, so its
-// annotations must be written where its request is.
-func (s *search) both(v variant, c Change) Change {
-	c.Text = v.change.Text + ", and " + c.Text
-	if s.owner == "" && len(c.Commands) == 1 {
-		c.Commands = append(slices.Clone(v.change.Commands), c.Commands...)
-		return c
-	}
-	c.Commands = nil
-	return c
 }
 
 // indivisible spreads a request that has no equal parts over devices, with fewer units: the
@@ -391,8 +328,8 @@ func (s *search) indivisible() (Change, bool) {
 			}
 			if n, ok := s.admits(v.a, v.nodes); ok {
 				c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %d instead of %d", rounded, r.Peak())}
-				s.order(&c, where[0], name, strconv.FormatInt(int64(rounded), 10), true)
-				best, units = s.both(v, s.at(c, v.a, n, nil)), rounded
+				s.remake.order(&c, where[0], name, strconv.FormatInt(int64(rounded), 10), true)
+				best, units = s.remake.both(v, s.at(c, v.a, n, nil)), rounded
 			}
 			break
 		}

@@ -49,7 +49,7 @@ func (x *Explainer) explainWaiting(e *Explanation, a *ask) {
 	}
 	x.explainRequest(e, a)
 	blocked := len(e.Causes) > 0 // whatever nodes have
-	nodes := x.judge(a)
+	nodes := x.world.judge(a)
 	x.explainNodes(e, a, nodes)
 	x.explainMessage(e, p, nodes, reasons, message)
 	x.explainPriority(e, a, nodes)
@@ -133,7 +133,7 @@ func (x *Explainer) explainAbsent(e *Explanation, a *ask, name v1.ResourceName, 
 	if name == a.resource() {
 		for _, n := range x.world.nodes {
 			if j := (judged{n: n}); a.shared.Resource != "" {
-				if x.judgeAbsent(a, &j); j.offers() {
+				if x.world.judgeAbsent(a, &j); j.offers() {
 					return // the node's own cause says more
 				}
 			}
