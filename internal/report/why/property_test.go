@@ -82,6 +82,9 @@ func randomCluster(t *testing.T, seed int64) *builder {
 			free[name][d] -= each
 		}
 		p := b.on(fmt.Sprintf("p%d", i), name, each*int64(len(on)), on...)
+		if chance(10) {
+			delete(p.Annotations, wire.GrantAnnotation) // on no device that is known
+		}
 		priority := int32(rng.Intn(2))
 		p.Spec.Priority = &priority
 		p.CreationTimestamp = metav1.NewTime(taken.Add(-time.Duration(rng.Intn(1000)) * time.Second))
