@@ -1,6 +1,6 @@
 // kubectl-divvy is what a person uses: "kubectl divvy inspect" shows which pods
-// hold how much of which device, "kubectl divvy doctor" what is wrong with the
-// installation, "kubectl divvy device" takes devices out of service and puts them
+// hold how much of which device, "kubectl divvy why" why a pod waits, "kubectl divvy
+// doctor" what is wrong with the installation, "kubectl divvy device" takes devices out of service and puts them
 // back, "kubectl divvy pool" brings in and checks the token of a remote
 // pool, "kubectl divvy simulate" compares placement policies on a workload.
 package main
@@ -12,7 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/divvy-gpu/divvy/internal/app/doctor"
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/app/plugin"
 )
 
@@ -24,6 +24,6 @@ func main() {
 		if text := err.Error(); text != "" {
 			fmt.Fprintln(os.Stderr, "error:", text)
 		}
-		os.Exit(doctor.ExitCode(err)) //nolint:gocritic // the one exit of the program; stop has nothing left to do
+		os.Exit(kubectl.ExitCode(err)) //nolint:gocritic // the one exit of the program; stop has nothing left to do
 	}
 }

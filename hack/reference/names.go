@@ -125,6 +125,7 @@ var nameTable = []struct {
 		{"config.divvy.dev/v1alpha1", "configuration file", "users, the chart", "of [divvy-node's configuration](configuration.md)"},
 		{"pool.divvy.dev/v1alpha1", "catalog file", "users, the chart",
 			"of the catalog of the pool's clients; [pool-catalog.md](../pool-catalog.md)"},
+		{"divvy.dev/v1", "output", "kubectl divvy why", "of explanations, kind `PodExplanation`; [why.md](../why.md#json)"},
 		{"validation.bitfusion.io-cfg", "ValidatingWebhookConfiguration", "the chart", "the pool's validation"},
 		{"divvy.dev/grant/v1", "signature", "divvy-extender, divvy-node",
 			"the purpose of the signature of an allocation, so that it is valid for nothing else"},

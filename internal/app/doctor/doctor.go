@@ -82,36 +82,6 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ExitError says with which code the program is to end.
-type ExitError struct {
-	Code int
-	// Err says why; nil when the report has said all.
-	Err error
-}
-
-// Error is "" when the report has said all.
-func (e *ExitError) Error() string {
-	if e.Err == nil {
-		return ""
-	}
-	return e.Err.Error()
-}
-
-// Unwrap returns the cause.
-func (e *ExitError) Unwrap() error { return e.Err }
-
-// ExitCode is the code with which a program ends for an error.
-func ExitCode(err error) int {
-	if err == nil {
-		return 0
-	}
-	var exit *ExitError
-	if errors.As(err, &exit) {
-		return exit.Code
-	}
-	return 1
-}
-
 // Command returns the subcommand. The report goes to cmd's output.
 func Command() *cobra.Command {
 	o := DefaultOptions()
@@ -167,14 +137,14 @@ func unknown(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &ExitError{Code: ExitUnknown, Err: err}
+	return &kubectl.ExitError{Code: ExitUnknown, Err: err}
 }
 
 // programTimeout bounds a request to one of Divvy's programs.
 const programTimeout = 5 * time.Second
 
 // Run examines the cluster and prints the report, as at returns it. Its error is
-// an *ExitError, nil when nothing is wrong.
+// a *kubectl.ExitError, nil when nothing is wrong.
 func Run(ctx context.Context, o Options, clients doctor.Clients, at func(doctor.Report) doctor.Report, out io.Writer) error {
 	if err := o.Validate(); err != nil {
 		return unknown(err)
@@ -200,9 +170,9 @@ func Run(ctx context.Context, o Options, clients doctor.Clients, at func(doctor.
 	}
 	switch {
 	case report.Count(doctor.Error)+report.Count(doctor.Warning) > 0:
-		return &ExitError{Code: ExitFindings}
+		return &kubectl.ExitError{Code: ExitFindings}
 	case report.Count(doctor.Unknown) > 0:
-		return &ExitError{Code: ExitUnknown}
+		return &kubectl.ExitError{Code: ExitUnknown}
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/report/doctor"
 )
 
@@ -83,8 +84,8 @@ func run(t *testing.T, host string, change func(*Options)) (string, error) {
 // wantCode checks with which code the program would end.
 func wantCode(t *testing.T, err error, code int, text string) {
 	t.Helper()
-	if ExitCode(err) != code || (err == nil) != (code == 0) || err != nil && !strings.Contains(err.Error(), text) {
-		t.Errorf("exit code %d, error %v; want %d, %q", ExitCode(err), err, code, text)
+	if kubectl.ExitCode(err) != code || (err == nil) != (code == 0) || err != nil && !strings.Contains(err.Error(), text) {
+		t.Errorf("exit code %d, error %v; want %d, %q", kubectl.ExitCode(err), err, code, text)
 	}
 }
 
@@ -237,12 +238,12 @@ func TestExitCode(t *testing.T) {
 	}{
 		"nothing":         {nil, 0},
 		"any error":       {cause, 1},
-		"findings":        {&ExitError{Code: ExitFindings}, 1},
+		"findings":        {&kubectl.ExitError{Code: ExitFindings}, 1},
 		"unknown":         {unknown(cause), 2},
 		"wrapped":         {fmt.Errorf("doctor: %w", unknown(cause)), 2},
 		"nothing unknown": {unknown(nil), 0},
 	} {
-		if got := ExitCode(tt.err); got != tt.want {
+		if got := kubectl.ExitCode(tt.err); got != tt.want {
 			t.Errorf("%s: %d, want %d", name, got, tt.want)
 		}
 	}

@@ -63,6 +63,15 @@ func (c *Cluster) Config() (*rest.Config, error) {
 	return config, nil
 }
 
+// Namespace is the one of the chosen context, as kubectl uses it by default.
+func (c *Cluster) Namespace() (string, error) {
+	namespace, _, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, c.overrides).Namespace()
+	if err != nil {
+		return "", fmt.Errorf("configuration of the Kubernetes client: %w", err)
+	}
+	return namespace, nil
+}
+
 // Clients makes the clients. It does not contact the API server.
 func (c *Cluster) Clients() (kube.Clients, error) {
 	config, err := c.Config()

@@ -11,6 +11,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/inspect"
 	"github.com/divvy-gpu/divvy/internal/app/pool"
 	"github.com/divvy-gpu/divvy/internal/app/simulate"
+	"github.com/divvy-gpu/divvy/internal/app/why"
 )
 
 // Command returns the command line of kubectl-divvy.
@@ -22,7 +23,7 @@ func Command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(inspect.Command(), doctor.Command(), device.Command(), pool.Command(), simulate.Command())
+	cmd.AddCommand(inspect.Command(), why.Command(), doctor.Command(), device.Command(), pool.Command(), simulate.Command())
 	about.Version(cmd, inspect.APIs()...)
 	return cmd
 }

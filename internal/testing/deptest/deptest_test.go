@@ -216,6 +216,15 @@ var rules = []rule{
 		why:      "a simulation starts from what nodes publish and pods request, not from what a program makes of it",
 	},
 	{
+		packages: []string{"internal/report/why"},
+		never:    []string{"internal/install/...", "internal/node/...", "internal/pool/...", "internal/scheduler/extender"},
+		notThemselves: []string{
+			"k8s.io/client-go/...", "os", "os/exec", "net", "net/http", "log", "log/slog",
+		},
+		why: "why a pod waits is decided on a snapshot, with the extender's own state and ledger and without clients, so that advice " +
+			"can be tried on thousands of random clusters",
+	},
+	{
 		packages: []string{"internal/report/doctor"},
 		never: []string{
 			"internal/install/...", "internal/node/...", "internal/platform/certs", "internal/pool/admission", "internal/pool/secrets",

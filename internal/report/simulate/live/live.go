@@ -149,44 +149,61 @@ func (l *Cluster) Write(out io.Writer) error {
 // ReadDump reads what Write has written, or kubectl get -o json. The name is
 // for errors.
 func ReadDump(in io.Reader, name string) (*Cluster, error) {
+	l := &Cluster{}
+	items, err := ReadList(in, name, func(kind string) runtime.Object {
+		switch kind {
+		case "Node":
+			return &v1.Node{}
+		case "Pod":
+			return &v1.Pod{}
+		}
+		return nil
+	}, l.add)
+	if err == nil && len(l.nodes) == 0 {
+		err = fmt.Errorf("%s: no nodes among its %d items", name, items)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// ReadList reads a list of objects as kubectl get -o json writes it, and returns how many
+// there are. Objects for whose kind empty returns nil are left out: a list may have more
+// than is needed. The name is for errors.
+func ReadList(in io.Reader, name string, empty func(kind string) runtime.Object, add func(runtime.Object)) (int, error) {
 	data, err := io.ReadAll(in)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
+		return 0, fmt.Errorf("read %s: %w", name, err)
 	}
 	var all list
 	if err := json.Unmarshal(data, &all); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			return nil, fmt.Errorf("%s:%d: %w", name, 1+bytes.Count(data[:syntax.Offset], []byte{'\n'}), err)
+			return 0, fmt.Errorf("%s:%d: %w", name, 1+bytes.Count(data[:syntax.Offset], []byte{'\n'}), err)
 		}
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return 0, fmt.Errorf("%s: %w", name, err)
 	}
 	if all.Kind != "List" {
-		return nil, fmt.Errorf("%s: kind is %q; it must be a List of nodes and pods, as --dump and \"kubectl get nodes,pods -A -o json\" "+
+		return 0, fmt.Errorf("%s: kind is %q; it must be a List of nodes and pods, as --dump and \"kubectl get nodes,pods -A -o json\" "+
 			"write it", name, all.Kind)
 	}
-	l := &Cluster{}
 	for i, item := range all.Items {
 		var what metav1.TypeMeta
 		err := json.Unmarshal(item, &what)
-		var obj runtime.Object
-		switch what.Kind {
-		case "Node":
-			obj = &v1.Node{}
-		case "Pod":
-			obj = &v1.Pod{}
-		default:
-			continue // whoever lists more than is needed may do so
+		obj := empty(what.Kind)
+		if obj == nil && err == nil {
+			continue
 		}
-		if err = errors.Join(err, json.Unmarshal(item, obj)); err != nil {
-			return nil, fmt.Errorf("%s: items[%d]: %w", name, i, err)
+		if obj != nil {
+			err = errors.Join(err, json.Unmarshal(item, obj))
 		}
-		l.add(obj)
+		if err != nil {
+			return 0, fmt.Errorf("%s: items[%d]: %w", name, i, err)
+		}
+		add(obj)
 	}
-	if len(l.nodes) == 0 {
-		return nil, fmt.Errorf("%s: no nodes among its %d items", name, len(all.Items))
-	}
-	return l, nil
+	return len(all.Items), nil
 }
 
 // Simulation makes of what the cluster has an empty cluster, and of its pods

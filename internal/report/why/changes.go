@@ -1,0 +1,487 @@
+package why
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+)
+
+// administrator is who may carry out a change of the cluster.
+const administrator = "administrator"
+
+// search looks for changes that admit one pod.
+type search struct {
+	x     *Explainer
+	a     *ask
+	nodes []judged
+	// open are the nodes that only the resource keeps the pod off, and shut those that one
+	// removable thing does besides.
+	open   []*nodeView
+	shut   []obstacle
+	remake remake
+}
+
+// obstacle is a node that one change of it opens.
+type obstacle struct {
+	n      *nodeView
+	change Change
+}
+
+// explainChanges adds the smallest change of each kind.
+func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, blocked bool) {
+	if blocked && !slices.ContainsFunc(e.Causes, func(c Cause) bool {
+		return slices.Contains([]Code{NotDivisible, AnnotationWrong, UnitMismatch, Misspelt}, c.Code)
+	}) {
+		return
+	}
+	if anyFits(nodes) {
+		return // nothing needs to change
+	}
+	s := &search{x: x, a: a, nodes: nodes, remake: remake{a.pod, e.Owner}}
+	for i := range nodes {
+		j := &nodes[i]
+		switch {
+		case len(j.hindrances) == 0:
+			s.open = append(s.open, j.n)
+		case len(j.hindrances) == 1:
+			if c, ok := s.removal(j.n, &j.hindrances[0]); ok {
+				s.shut = append(s.shut, obstacle{j.n, c})
+			}
+		}
+	}
+	slices.SortStableFunc(s.shut, func(p, q obstacle) int { return p.change.Cost - q.change.Cost })
+	var found []Change
+	for _, one := range []func() (Change, bool){s.wait, s.node, s.annotation, s.request, s.endPods} {
+		if c, ok := one(); ok {
+			found = append(found, c)
+		}
+	}
+	if !slices.ContainsFunc(found, func(c Change) bool { return c.Verified }) {
+		if c, ok := s.pair(); ok {
+			found = append(found, c)
+		}
+	}
+	if c, ok := s.moreNodes(); ok {
+		found = append(found, c)
+	}
+	if slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == NoSuchResource && len(c.Nodes) == 0 }) {
+		found = nil // the pod needs something else, too
+	}
+	why := x.world.unjudged(a.pod)
+	for _, c := range e.Causes {
+		if quoted(c.Code) || c.Code == NodeNotLabelled && len(c.Nodes) == 0 { // which labels, the extender's options say
+			why = append(why, c.Detail)
+		}
+	}
+	if len(why) > 0 {
+		for i := range found {
+			found[i].Verified = false
+		}
+		if len(found) > 0 {
+			e.Notes = append(e.Notes, "No change is verified, because kube-scheduler also looks at what is not judged here: "+
+				strings.Join(why, "; ")+".")
+		}
+	}
+	e.Changes = append(e.Changes, found...)
+	if len(found) == 0 {
+		e.Notes = append(e.Notes, "No change of this pod alone helps.")
+	}
+}
+
+// admits returns the first of the nodes on which an ask fits, by its resource.
+func (s *search) admits(a *ask, nodes []*nodeView) (*nodeView, bool) {
+	if a.mistake != nil || len(a.several) > 0 {
+		return nil, false
+	}
+	about := a.resource()
+	names := make([]string, 0, len(nodes))
+	able := make([]*nodeView, 0, len(nodes))
+	for _, n := range nodes {
+		if about != "" && a.requests[about] > n.free(about) {
+			continue
+		}
+		if a.shared.Resource != "" {
+			in := n.inventory(a.shared.Resource)
+			if in == nil || a.shared.Devices > 1 && !in.Several {
+				continue
+			}
+		}
+		able, names = append(able, n), append(names, n.Name)
+	}
+	if len(able) == 0 {
+		return nil, false
+	}
+	if a.shared.Resource == "" {
+		return able[0], true
+	}
+	verdicts := make([]ledger.Verdict, len(names))
+	s.x.world.ledger.Fits(a.shared, names, verdicts)
+	for i, v := range verdicts {
+		if v.Code == accel.Fits {
+			return able[i], true
+		}
+	}
+	return nil, false
+}
+
+// at fills in where a change puts the pod.
+func (s *search) at(c Change, a *ask, n *nodeView, gone func(*heldUnits) bool) Change {
+	c.Node, c.Verified = n.Name, true
+	if a.shared.Resource == "" {
+		return c
+	}
+	ref := accel.PodRef{UID: string(a.pod.UID), Namespace: a.pod.Namespace, Name: a.pod.Name}
+	if ref.UID == "" {
+		ref.UID = "waiting"
+	}
+	g, _, err := s.x.world.copyOf([]string{n.Name}, gone, true).Reserve(ref, time.Time{}, n.Name, a.shared)
+	if err != nil {
+		c.Verified = false // the core has the last word
+		return c
+	}
+	c.Devices = []string{accel.IndexText(g.Index)}
+	for _, d := range g.More {
+		c.Devices = append(c.Devices, accel.IndexText(d.Index))
+	}
+	return c
+}
+
+// wait is kind 0: pods that are ending free enough.
+func (s *search) wait() (Change, bool) {
+	for i := range s.nodes {
+		n := s.nodes[i].n
+		if !s.nodes[i].movable() {
+			continue
+		}
+		gone := map[types.UID]bool{}
+		for _, p := range n.pods {
+			if p.DeletionTimestamp != nil {
+				gone[p.UID] = true
+			}
+		}
+		if len(gone) == 0 && len(endingOn(s.x.world, n.Name, s.a.shared.Resource)) == 0 {
+			continue
+		}
+		if !s.fitsWithout(n, s.a, gone, isEnding) {
+			continue
+		}
+		names := podsText(n.pods, gone)
+		if len(names) == 0 {
+			names = endingOn(s.x.world, n.Name, s.a.shared.Resource)
+		}
+		c := Change{Kind: ChangeWait, Text: "wait until " + listed(names, 3) + " ended"}
+		return s.at(c, s.a, n, isEnding), true
+	}
+	return Change{}, false
+}
+
+// endingUntil is when the last pod that is ending on a node is gone, at the latest.
+func (x *Explainer) endingUntil(nodes []judged, a *ask) time.Time {
+	var until time.Time
+	for i := range nodes {
+		for _, p := range nodes[i].n.pods {
+			if t := p.DeletionTimestamp; t != nil && p.requests[a.resource()] > 0 && t.After(until) {
+				until = t.Time
+			}
+		}
+	}
+	if until.IsZero() {
+		until = x.snapshot.Taken
+	}
+	return until.Add(30 * time.Second)
+}
+
+func podsText(pods []placedPod, chosen map[types.UID]bool) []string {
+	var out []string
+	for _, p := range pods {
+		if chosen[p.UID] {
+			out = append(out, p.Namespace+"/"+p.Name)
+		}
+	}
+	return out
+}
+
+// fitsWithout reports whether an ask fits on a node without some pods: by all filters, and
+// by the core on a copy.
+func (s *search) fitsWithout(n *nodeView, a *ask, gone map[types.UID]bool, held func(*heldUnits) bool) bool {
+	rest := n.without(gone)
+	if a.mistake != nil || len(a.several) > 0 || len(a.hindrances(rest)) > 0 {
+		return false
+	}
+	if about := a.resource(); about != "" && a.requests[about] > rest.free(about) {
+		return false
+	}
+	if a.shared.Resource == "" {
+		return true
+	}
+	in := n.inventory(a.shared.Resource)
+	if in == nil || a.shared.Devices > 1 && !in.Several {
+		return false
+	}
+	return fits(s.x.world.copyOf([]string{n.Name}, held, true), a.shared, n.Name).Code == accel.Fits
+}
+
+// removal is the change of a node that takes a hindrance away. Its Cost orders such changes.
+func (s *search) removal(n *nodeView, h *hindrance) (Change, bool) {
+	c := Change{Kind: ChangeNode, By: administrator, Node: n.Name}
+	switch h.code {
+	case Cordoned:
+		c.Text, c.Commands = "uncordon "+n.Name, []string{"kubectl uncordon " + n.Name}
+	case Selector:
+		missing := missingLabels(s.a.pod, n.Node)
+		if len(missing) == 0 || s.a.pod.Spec.NodeName != "" {
+			return Change{}, false
+		}
+		c.Cost = 1
+		var pairs []string
+		command := "kubectl label node " + n.Name
+		for _, k := range slices.Sorted(maps.Keys(missing)) {
+			pairs = append(pairs, k+"="+missing[k])
+			command += " " + quoteShell(k+"="+missing[k])
+			if _, has := n.Labels[k]; has && !strings.Contains(command, "--overwrite") {
+				command = strings.Replace(command, "kubectl label", "kubectl label --overwrite", 1)
+			}
+		}
+		c.Text, c.Commands = "label "+n.Name+" "+strings.Join(pairs, ","), []string{command}
+	case Taint:
+		if isSystems(*h.taint) {
+			return Change{}, false
+		}
+		c.Cost = 2
+		c.Text = "remove taint " + taintText(h.taint) + " of " + n.Name
+		c.Commands = []string{"kubectl taint node " + n.Name + " " + quoteShell(taintText(h.taint)+"-")}
+	default:
+		return Change{}, false
+	}
+	return c, true
+}
+
+// node is kind 1.
+func (s *search) node() (Change, bool) {
+	for i := range s.shut {
+		o := &s.shut[i]
+		if n, ok := s.admits(s.a, []*nodeView{o.n}); ok {
+			return s.at(o.change, s.a, n, nil), true
+		}
+	}
+	for i := range s.nodes {
+		j := &s.nodes[i]
+		if len(j.hindrances) > 0 {
+			continue
+		}
+		c := Change{Kind: ChangeNode, By: administrator, Node: j.n.Name}
+		switch v := accel.VendorOfMemory(s.a.shared.Resource); {
+		case j.code == NodeNotLabelled && v != nil:
+			c.Text = "label " + j.n.Name + " as a node with devices"
+			c.Commands = []string{"kubectl label node " + j.n.Name + " " + v.NodeLabel + "=true"}
+		case j.code == Disabled:
+			c.Text, c.Commands = "let divvy-node run on "+j.n.Name, []string{"kubectl label node " + j.n.Name + " " + labelEnabled + "-"}
+		case slices.Contains([]Code{DaemonMissing, NotRegistered, InventoryBroken, OldRelease}, j.code):
+			c.Text, c.Commands = "examine divvy-node on "+j.n.Name, []string{"kubectl divvy doctor"}
+		default:
+			continue
+		}
+		return c, true
+	}
+	return Change{}, false
+}
+
+// variant is a pod with a change, and what the change is.
+type variant struct {
+	a      *ask
+	change Change
+	nodes  []*nodeView // that nothing but the resource keeps it off
+}
+
+// annotation is kind 2.
+func (s *search) annotation() (Change, bool) {
+	for v := range s.annotationVariants(s.a, s.open) {
+		if n, ok := s.admits(v.a, v.nodes); ok {
+			return s.at(v.change, v.a, n, nil), true
+		}
+	}
+	return Change{}, false
+}
+
+// annotationVariants yields the pod with other annotations or tolerations, which can be
+// changed while it waits: the ones to prefer first.
+func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(variant) bool) {
+	return func(yield func(variant) bool) {
+		p := a.pod
+		annotate := func(text string, set map[string]string) variant {
+			c := Change{Kind: ChangeAnnotation, Text: text}
+			changed := p.DeepCopy()
+			if changed.Annotations == nil {
+				changed.Annotations = map[string]string{}
+			}
+			command := fmt.Sprintf("kubectl annotate pod -n %s %s", p.Namespace, p.Name)
+			overwrite := false
+			for _, key := range slices.Sorted(maps.Keys(set)) {
+				if set[key] == "" {
+					delete(changed.Annotations, key)
+					command += " " + key + "-"
+					continue
+				}
+				_, has := p.Annotations[key]
+				overwrite = overwrite || has
+				changed.Annotations[key] = set[key]
+				command += " " + quoteShell(key+"="+set[key])
+			}
+			if overwrite {
+				command += " --overwrite"
+			}
+			c.Commands = []string{command}
+			return variant{s.x.world.newAsk(changed), c, nodes}
+		}
+		if r := a.shared; r.Resource != "" && len(a.several) == 0 {
+			for k := 1; k <= wire.MaxDevices; k++ {
+				if k == max(r.Devices, 1) && a.mistake == nil {
+					continue
+				}
+				each := r.Peak() / accel.Units(k)
+				if each == 0 {
+					break
+				}
+				text := fmt.Sprintf("spread over %d devices (%d each)", k, each)
+				if k == 1 {
+					text = "use one device"
+				}
+				if v := annotate(text, map[string]string{wire.CountAnnotation: strconv.Itoa(k)}); v.a.mistake == nil && !yield(v) {
+					return
+				}
+			}
+			for _, set := range selectionDrops(p) {
+				if !yield(annotate(dropText(p, set), set)) {
+					return
+				}
+			}
+			if sel := r.Selection; sel != nil && sel.Isolation != accel.TierNone {
+				for _, name := range slices.Backward(accel.TierNames()) {
+					tier, _ := accel.ParseTier(name)
+					if tier.Meets(sel.Isolation) {
+						continue
+					}
+					text := fmt.Sprintf("accept isolation %s instead of %s", name, sel.Isolation)
+					if !yield(annotate(text, map[string]string{wire.IsolationAnnotation: name})) {
+						return
+					}
+				}
+			}
+		}
+		s.tolerations(a, yield)
+	}
+}
+
+// tolerations yields the pod with one more toleration, for each taint that keeps it off a
+// node.
+func (s *search) tolerations(a *ask, yield func(variant) bool) {
+	var seen []string
+	for i := range s.nodes {
+		for k := range s.nodes[i].hindrances {
+			t := s.nodes[i].hindrances[k].taint
+			if t == nil || isSystems(*t) || slices.Contains(seen, taintText(t)) {
+				continue
+			}
+			seen = append(seen, taintText(t))
+			add := v1.Toleration{Key: t.Key, Operator: v1.TolerationOpEqual, Value: t.Value, Effect: t.Effect}
+			changed := a.pod.DeepCopy()
+			changed.Spec.Tolerations = append(changed.Spec.Tolerations, add)
+			v := variant{a: s.x.world.newAsk(changed)}
+			for m := range s.nodes {
+				if j := &s.nodes[m]; len(j.hindrances) > 0 && !slices.ContainsFunc(j.hindrances, func(h hindrance) bool {
+					return h.code != Taint
+				}) && len(v.a.hindrances(j.n)) == 0 {
+					v.nodes = append(v.nodes, j.n)
+				}
+			}
+			op := jsonPatch("add", "/spec/tolerations/-", add)
+			if len(a.pod.Spec.Tolerations) == 0 {
+				op = jsonPatch("add", "/spec/tolerations", []v1.Toleration{add})
+			}
+			v.change = Change{Kind: ChangeAnnotation, Text: "tolerate taint " + taintText(t), Commands: []string{fmt.Sprintf(
+				"kubectl patch pod -n %s %s --type=json -p %s", a.pod.Namespace, a.pod.Name, quoteShell("["+op+"]"))}}
+			if !yield(v) {
+				return
+			}
+		}
+	}
+}
+
+// selectionDrops are the ways to select devices less narrowly, those that drop the fewest
+// names first: single names to avoid, whole annotations, then several of these.
+func selectionDrops(p *v1.Pod) []map[string]string {
+	type atom struct {
+		key, value string // what the annotation is then; "" for none
+		names      int
+	}
+	var atoms []atom
+	for _, key := range wire.AskAnnotations() {
+		text, has := p.Annotations[key]
+		if !has || key == wire.IsolationAnnotation && validIsolation(text) {
+			continue
+		}
+		names, err := kube.ParseNames(text)
+		avoids := key == wire.AvoidModelsAnnotation || key == wire.AvoidDevicesAnnotation
+		if err == nil && avoids && len(names) > 1 {
+			for i := range names {
+				rest := slices.Delete(slices.Clone(names), i, i+1)
+				atoms = append(atoms, atom{key, strings.Join(rest, ","), 1})
+			}
+		}
+		atoms = append(atoms, atom{key, "", max(len(names), 1)})
+	}
+	type drop struct {
+		set   map[string]string
+		names int
+	}
+	var drops []drop
+	for i, a := range atoms {
+		drops = append(drops, drop{map[string]string{a.key: a.value}, a.names})
+		for _, b := range atoms[:i] {
+			if b.key != a.key {
+				drops = append(drops, drop{map[string]string{a.key: a.value, b.key: b.value}, a.names + b.names})
+			}
+		}
+	}
+	sort.SliceStable(drops, func(i, j int) bool { return drops[i].names < drops[j].names })
+	out := make([]map[string]string, len(drops))
+	for i := range drops {
+		out[i] = drops[i].set
+	}
+	return out
+}
+
+func validIsolation(text string) bool {
+	_, err := accel.ParseTier(text)
+	return err == nil
+}
+
+func dropText(p *v1.Pod, set map[string]string) string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		if set[key] == "" {
+			parts = append(parts, "drop "+key)
+			continue
+		}
+		before, _ := kube.ParseNames(p.Annotations[key])
+		after, _ := kube.ParseNames(set[key])
+		for _, name := range before {
+			if !slices.Contains(after, name) {
+				parts = append(parts, "drop "+name+" from "+key)
+			}
+		}
+	}
+	return strings.Join(parts, ", ")
+}

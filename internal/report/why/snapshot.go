@@ -1,0 +1,116 @@
+package why
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Snapshot is what an explanation is made of. Explain does not change it.
+type Snapshot struct {
+	// Taken is when it was read.
+	Taken time.Time
+	Nodes []v1.Node
+	// Pods are those of all namespaces, in any phase.
+	Pods []v1.Pod
+	// Events are those of the namespaces whose pods are explained.
+	Events []v1.Event
+	// Failed says what could not be read, and why.
+	Failed []Failure
+	// MayDelete reports whether the person may delete pods of a namespace; nil for no
+	// namespace.
+	MayDelete func(namespace string) bool
+}
+
+// A Failure is something that could not be read.
+type Failure struct {
+	// Source is what: one of the constants.
+	Source string
+	// Reason is the error, as a person reads it.
+	Reason string
+}
+
+// The sources of a Failure.
+const (
+	SourceNodes  = "nodes"
+	SourcePods   = "pods of other namespaces"
+	SourceEvents = "events"
+)
+
+// failed reports whether a source is missing.
+func (s *Snapshot) failed(source string) bool {
+	return slices.ContainsFunc(s.Failed, func(f Failure) bool { return f.Source == source })
+}
+
+// Owner is a controller whose pods are explained.
+type Owner struct {
+	// Kind is as kubectl takes it: "job", "deployment", "statefulset".
+	Kind, Namespace, Name string
+	// Suspended is true for a Job that is not to run yet.
+	Suspended bool
+	// Wanted is how many pods it is to have.
+	Wanted int32
+	// Problem is the message of a condition that says why pods are not made, "" for none.
+	Problem string
+}
+
+func (o *Owner) String() string { return o.Kind + "/" + o.Name }
+
+// podsOf returns the pods of an owner, the oldest first.
+func (s *Snapshot) podsOf(o *Owner) []*v1.Pod {
+	var out []*v1.Pod
+	for i := range s.Pods {
+		if p := &s.Pods[i]; p.Namespace == o.Namespace && ownerText(p) == o.String() {
+			out = append(out, p)
+		}
+	}
+	oldestFirst(out)
+	return out
+}
+
+// Waiting returns the pods of a namespace that have not started, the oldest first.
+func (s *Snapshot) Waiting(namespace string) []*v1.Pod {
+	var out []*v1.Pod
+	for i := range s.Pods {
+		if p := &s.Pods[i]; p.Namespace == namespace && waits(p) {
+			out = append(out, p)
+		}
+	}
+	oldestFirst(out)
+	return out
+}
+
+// Pod returns the pod of that name, nil for an unknown one.
+func (s *Snapshot) Pod(namespace, name string) *v1.Pod {
+	for i := range s.Pods {
+		if p := &s.Pods[i]; p.Namespace == namespace && p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+func oldestFirst(pods []*v1.Pod) {
+	slices.SortFunc(pods, func(a, b *v1.Pod) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// waits reports whether a pod has not started.
+func waits(p *v1.Pod) bool { return p.Status.Phase == v1.PodPending || p.Status.Phase == "" }
+
+func ended(p *v1.Pod) bool {
+	return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+}
+
+// scheduled returns the pod's condition PodScheduled, nil for none.
+func scheduled(p *v1.Pod) *v1.PodCondition {
+	for i := range p.Status.Conditions {
+		if c := &p.Status.Conditions[i]; c.Type == v1.PodScheduled {
+			return c
+		}
+	}
+	return nil
+}

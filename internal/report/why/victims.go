@@ -1,0 +1,400 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+)
+
+const (
+	// exactPods is up to how many pods of a node every set of them is tried.
+	exactPods = 12
+	// maxTrials bounds the sets that are tried on copies, so that an answer about a large
+	// cluster takes no more than a second.
+	maxTrials = 20_000
+)
+
+// victim is a pod whose end may free enough.
+type victim struct {
+	pod   *v1.Pod
+	parts map[accel.DeviceID]accel.Units
+}
+
+// movable reports whether pods that end may be what the node needs.
+func (j *judged) movable() bool {
+	for _, h := range j.hindrances {
+		if !slices.Contains([]Code{CPUOrMemory, Ephemeral, Pods, Ports, InsufficientCapacity}, h.code) {
+			return false
+		}
+	}
+	return slices.Contains([]Code{"", NoDeviceFits, InsufficientCapacity, CapacityReserved, Ending, HeldAsOther, UnhealthyDevice}, j.code)
+}
+
+// victims are the pods of a node that hold the resource and stay away once they end.
+func (s *search) victims(n *nodeView) []victim {
+	var out []victim
+	about := s.a.resource()
+	for _, p := range n.pods {
+		if p.DeletionTimestamp == nil && p.requests[about] > 0 && !stays(p.Pod) {
+			out = append(out, victim{pod: p.Pod, parts: map[accel.DeviceID]accel.Units{}})
+		}
+	}
+	if s.a.shared.Resource != "" && len(out) > 0 {
+		usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, n.Name)
+		for _, d := range usage.Devices {
+			for _, held := range d.Pods {
+				for i := range out {
+					if string(out[i].pod.UID) == held.Pod.UID {
+						out[i].parts[d.ID] += held.Units
+					}
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b victim) int { return compareVictims(a.pod, b.pod) })
+	return out
+}
+
+// stays reports whether a pod belongs to its node, and returns at once when it ends.
+func stays(p *v1.Pod) bool {
+	if _, mirror := p.Annotations[v1.MirrorPodAnnotationKey]; mirror {
+		return true
+	}
+	o := metav1.GetControllerOfNoCopy(p)
+	return o != nil && (o.Kind == "DaemonSet" || o.Kind == "Node")
+}
+
+// compareVictims orders pods, the one to end first: the lowest priority, then the youngest.
+func compareVictims(a, b *v1.Pod) int {
+	return cmp.Or(cmp.Compare(priorityOf(a), priorityOf(b)), b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
+		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+func priorityOf(p *v1.Pod) int32 {
+	if p.Spec.Priority != nil {
+		return *p.Spec.Priority
+	}
+	return 0
+}
+
+// ends is a set of pods of a node whose end admits the pod.
+type ends struct {
+	n    *nodeView
+	pods []*v1.Pod
+}
+
+// better orders sets: fewest pods, lowest priority, youngest.
+func better(a, b []*v1.Pod) bool {
+	highest := func(pods []*v1.Pod) (priority int32, oldest time.Time) {
+		for i, p := range pods {
+			if q := priorityOf(p); i == 0 || q > priority {
+				priority = q
+			}
+			if t := p.CreationTimestamp.Time; i == 0 || t.Before(oldest) {
+				oldest = t
+			}
+		}
+		return priority, oldest
+	}
+	pa, oa := highest(a)
+	pb, ob := highest(b)
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(pa, pb), ob.Compare(oa)) < 0
+}
+
+// endPods is kind 4.
+func (s *search) endPods() (Change, bool) {
+	if s.a.resource() == "" || s.a.mistake != nil || len(s.a.several) > 0 {
+		return Change{}, false
+	}
+	type candidate struct {
+		n       *nodeView
+		victims []victim
+		least   int // pods that must end at least
+	}
+	var all []candidate
+	for i := range s.nodes {
+		if j := &s.nodes[i]; j.movable() {
+			c := candidate{n: j.n, victims: s.victims(j.n)}
+			if c.least = s.least(c.n, c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
+				all = append(all, c)
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int { return a.least - b.least })
+	var best *ends
+	trials := 0
+	for _, c := range all {
+		if best != nil && c.least > len(best.pods) {
+			break
+		}
+		most := len(c.victims)
+		if best != nil {
+			most = min(most, len(best.pods))
+		}
+		if len(c.victims) > exactPods || trials > maxTrials {
+			if pods := s.greedy(c.n, c.victims); pods != nil && (best == nil || better(pods, best.pods)) {
+				best = &ends{c.n, pods}
+			}
+			continue
+		}
+		for size := c.least; size <= most; size++ {
+			found := false
+			for set := range subsets(len(c.victims), size) {
+				pods := podsOf(c.victims, set)
+				if best != nil && !better(pods, best.pods) || !s.enough(c.n, c.victims, set) {
+					continue
+				}
+				trials++
+				if gone := uidsOf(pods); s.fitsWithout(c.n, s.a, gone, goneUIDs(gone)) {
+					best, found = &ends{c.n, pods}, true
+				}
+			}
+			if found {
+				break
+			}
+		}
+	}
+	if best == nil {
+		return Change{}, false
+	}
+	return s.ending(best), true
+}
+
+// ending is the change that a set of pods ends.
+func (s *search) ending(b *ends) Change {
+	c := Change{Kind: ChangeEnd}
+	var texts []string
+	may := true
+	for _, p := range b.pods {
+		text := fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, count(int(requestsOf(p)[s.a.resource()]), "unit"))
+		if owner := ownerText(p); owner != "" {
+			text = fmt.Sprintf("%s/%s (%s; %s makes another one)", p.Namespace, p.Name,
+				count(int(requestsOf(p)[s.a.resource()]), "unit"), owner)
+		}
+		texts = append(texts, text)
+		may = may && s.x.snapshot.MayDelete != nil && s.x.snapshot.MayDelete(p.Namespace)
+		c.Commands = append(c.Commands, fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name))
+	}
+	c.Text = "end " + strings.Join(texts, ", ")
+	if !may {
+		c.Commands, c.By = nil, "a user who may delete the pods"
+	}
+	return s.at(c, s.a, b.n, goneUIDs(uidsOf(b.pods)))
+}
+
+// least is how many pods must end on a node at least: enough of the largest on each of as
+// many devices as the pod needs.
+func (s *search) least(n *nodeView, victims []victim) int {
+	r := s.a.shared
+	if r.Resource == "" {
+		return 1
+	}
+	k := max(r.Devices, 1)
+	each := r.Peak() / accel.Units(k)
+	usage, _ := s.x.world.ledger.Node(r.Resource, n.Name)
+	var counts []int
+	for i := range usage.Devices {
+		d := &usage.Devices[i]
+		if d.Health.Unhealthy || !r.Selection.Allows(d.ID, d.Model, d.Isolation.Memory) {
+			continue
+		}
+		var parts []accel.Units
+		for _, v := range victims {
+			if u := v.parts[d.ID]; u > 0 {
+				parts = append(parts, u)
+			}
+		}
+		slices.SortFunc(parts, func(a, b accel.Units) int { return cmp.Compare(b, a) })
+		free := d.Units - d.Withheld - d.Used
+		need := 0
+		for need < len(parts) && free < each {
+			free += parts[need]
+			need++
+		}
+		if free >= each {
+			counts = append(counts, need)
+		}
+	}
+	if len(counts) < k {
+		return len(victims) + 1
+	}
+	slices.Sort(counts)
+	return max(counts[k-1], 1)
+}
+
+// enough reports, without a copy, whether the devices would have enough without a set.
+func (s *search) enough(n *nodeView, victims []victim, set []int) bool {
+	r := s.a.shared
+	if r.Resource == "" {
+		return true
+	}
+	chosen := make([]victim, len(set))
+	for i, at := range set {
+		chosen[i] = victims[at]
+	}
+	return s.least(n, chosen) <= len(set)
+}
+
+// greedy ends the largest pods of one device after the other until the pod fits, then lets
+// those live that need not end.
+func (s *search) greedy(n *nodeView, victims []victim) []*v1.Pod {
+	r := s.a.shared
+	order := slices.Clone(victims)
+	var pods []*v1.Pod
+	sizes := func(v victim) accel.Units {
+		var most accel.Units
+		for _, u := range v.parts {
+			most = max(most, u)
+		}
+		return most
+	}
+	try := func(pods []*v1.Pod) bool {
+		gone := uidsOf(pods)
+		return s.fitsWithout(n, s.a, gone, goneUIDs(gone))
+	}
+	slices.SortStableFunc(order, func(a, b victim) int { return cmp.Compare(sizes(b), sizes(a)) })
+	var best []*v1.Pod
+	in := n.inventory(r.Resource)
+	devices := 1
+	if in != nil {
+		devices = len(in.Shares)
+	}
+	for d := range devices {
+		pods = nil
+		for _, v := range order {
+			if in == nil || r.Devices > 1 || v.parts[in.Shares[d].ID] > 0 {
+				pods = append(pods, v.pod)
+			}
+			if len(pods) > 0 && try(pods) {
+				break
+			}
+		}
+		if len(pods) == 0 || !try(pods) {
+			continue
+		}
+		for i := 0; i < len(pods); {
+			if rest := slices.Delete(slices.Clone(pods), i, i+1); len(rest) > 0 && try(rest) {
+				pods = rest
+			} else {
+				i++
+			}
+		}
+		if best == nil || better(pods, best) {
+			best = pods
+		}
+		if r.Devices > 1 {
+			break // the same for each
+		}
+	}
+	return best
+}
+
+func podsOf(victims []victim, set []int) []*v1.Pod {
+	out := make([]*v1.Pod, len(set))
+	for i, at := range set {
+		out[i] = victims[at].pod
+	}
+	return out
+}
+
+func uidsOf(pods []*v1.Pod) map[types.UID]bool {
+	out := make(map[types.UID]bool, len(pods))
+	for _, p := range pods {
+		out[p.UID] = true
+	}
+	return out
+}
+
+func goneUIDs(gone map[types.UID]bool) func(*heldUnits) bool {
+	return func(h *heldUnits) bool { return gone[types.UID(h.Pod.UID)] }
+}
+
+// subsets yields the sets of k of n positions, in lexical order. A set is valid until the
+// next one.
+func subsets(n, k int) func(yield func([]int) bool) {
+	return func(yield func([]int) bool) {
+		if k > n || k <= 0 {
+			return
+		}
+		set := make([]int, k)
+		for i := range set {
+			set[i] = i
+		}
+		for yield(set) {
+			i := k - 1
+			for i >= 0 && set[i] == n-k+i {
+				i--
+			}
+			if i < 0 {
+				return
+			}
+			set[i]++
+			for j := i + 1; j < k; j++ {
+				set[j] = set[j-1] + 1
+			}
+		}
+	}
+}
+
+// isSystems reports whether a taint is one that Kubernetes sets and removes itself.
+func isSystems(t v1.Taint) bool {
+	return strings.HasPrefix(t.Key, "node.kubernetes.io/") || strings.Contains(t.Key, "cloudprovider.kubernetes.io/")
+}
+
+// moreNodes is kind 5: an empty node like one of the cluster.
+func (s *search) moreNodes() (Change, bool) {
+	if s.a.mistake != nil || len(s.a.several) > 0 {
+		return Change{}, false
+	}
+	passing := []Code{Cordoned, NodeNotReady, Stale}
+	for i := range s.nodes {
+		j := &s.nodes[i]
+		fixed := judged{code: j.code}
+		for _, h := range j.hindrances {
+			if !slices.Contains(passing, h.code) {
+				fixed.hindrances = append(fixed.hindrances, h)
+			}
+		}
+		if !fixed.movable() || s.a.resource() != "" && j.n.allocatable[s.a.resource()] == 0 {
+			continue
+		}
+		gone := map[types.UID]bool{}
+		for _, p := range j.n.pods {
+			if !stays(p.Pod) {
+				gone[p.UID] = true
+			}
+		}
+		fresh := *j.n.without(gone)
+		node := fresh.Node.DeepCopy()
+		node.Spec.Unschedulable = false
+		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isSystems)
+		node.Status.Conditions = nil
+		fresh.Node = node
+		if len(s.a.hindrances(&fresh)) > 0 {
+			continue
+		}
+		if about := s.a.resource(); about != "" && s.a.requests[about] > fresh.free(about) {
+			continue
+		}
+		if r := s.a.shared; r.Resource != "" {
+			in := j.n.inventory(r.Resource)
+			if in == nil || r.Devices > 1 && !in.Several {
+				continue
+			}
+			l := s.x.world.copyOf([]string{j.n.Name}, func(h *heldUnits) bool { return gone[types.UID(h.Pod.UID)] || isEnding(h) }, false)
+			if fits(l, r, j.n.Name).Code != accel.Fits {
+				continue
+			}
+		}
+		return Change{Kind: ChangeMoreNodes, By: administrator, Text: "add a node like " + j.n.Name, Verified: true}, true
+	}
+	return Change{}, false
+}
