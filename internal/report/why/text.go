@@ -24,13 +24,13 @@ func quantity(name v1.ResourceName, n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// bytesOf are the bytes of units, 0 where their size is unknown.
+// bytesOf are the bytes of units, 0 where their size is unknown or not the same on all devices.
 func bytesOf(unit string, n accel.Units) uint64 {
 	u, err := sharing.ParseMemoryUnit(unit)
 	if err != nil {
 		return 0
 	}
-	return u.Bytes(n)
+	return u.Bytes(n, 0)
 }
 
 // gigabytes is an amount of memory in GB of 2^30 bytes, as units are.

@@ -166,17 +166,17 @@ func (x *Explainer) mebibytes(a *ask) (units, largest accel.Units) {
 	if err != nil || a.mistake != nil || r.Peak() > math.MaxInt64>>20 {
 		return 0, 0
 	}
+	var memory int64 // of the largest device
 	for _, n := range x.world.nodes {
 		if in := n.inventory(r.Resource); in != nil {
 			for _, s := range in.Shares {
-				largest = max(largest, s.Units)
+				if s.Units > largest {
+					largest, memory = s.Units, s.MemoryBytes
+				}
 			}
 		}
 	}
-	units = unit.Units(int64(r.Peak()) << 20)
-	if unit.Bytes(units) < uint64(r.Peak())<<20 { //nolint:gosec // not below 0
-		units++
-	}
+	units = unit.Holding(uint64(r.Peak())<<20, memory) //nolint:gosec // not below 0
 	k := accel.Units(max(r.Devices, 1))
 	if units = (units + k - 1) / k * k; r.Peak() < leastMebibytes || r.Peak()/k <= largest || units/k > largest {
 		return 0, largest
