@@ -60,6 +60,7 @@ func TestWhy(t *testing.T) {
 		{"larger than any card, on two cards", 20, nil, why.LargerThanDevice, noRoom, why.ChangeAnnotation},
 		{"larger than any card, with a smaller request", 21, nil, why.LargerThanDevice, noRoom, why.ChangeRequest},
 		{"scattered capacity, another pod ends", 16, func(t *testing.T) {
+			t.Helper()
 			var pods []*corev1.Pod
 			for i := range 8 {
 				pods = append(pods, one(fmt.Sprint("part-", i), 9))
@@ -68,6 +69,7 @@ func TestWhy(t *testing.T) {
 			running(t, namesOf(pods)...)
 		}, why.NoDeviceFits, noRoom, why.ChangeEnd},
 		{"a node that is cordoned", 8, func(t *testing.T) {
+			t.Helper()
 			_, err := lab.CLI.Kubectl(t.Context(), "cordon", layout.NodeName)
 			must(t, err)
 			t.Cleanup(func() { _, _ = lab.CLI.Kubectl(context.WithoutCancel(t.Context()), "uncordon", layout.NodeName) })

@@ -20,7 +20,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
-var seeds = flag.Int("why.seeds", 0, "random clusters of TestAdvice; 0 is 2000, or 300 with -short")
+var seeds = flag.Int("why.seeds", 0, "random clusters of TestAdvice; 0 is 1000, or 200 with -short")
 
 // randomCluster is a small cluster with a pod that waits, most often.
 func randomCluster(t *testing.T, seed int64) *builder {
@@ -115,8 +115,8 @@ func randomCluster(t *testing.T, seed int64) *builder {
 func TestAdvice(t *testing.T) {
 	n := *seeds
 	if n == 0 {
-		if n = 2000; testing.Short() {
-			n = 300
+		if n = 1000; testing.Short() {
+			n = 200
 		}
 	}
 	kinds := map[ChangeKind]int{}
