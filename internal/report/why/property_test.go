@@ -20,7 +20,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
-var seeds = flag.Int("why.seeds", 0, "random clusters of TestAdvice; 0 is 1000, or 200 with -short")
+var seeds = flag.Int("why.seeds", 200, "random clusters of TestAdvice")
 
 // randomCluster is a small cluster with a pod that waits, most often.
 func randomCluster(t *testing.T, seed int64) *builder {
@@ -113,14 +113,8 @@ func randomCluster(t *testing.T, seed int64) *builder {
 // carried out, nothing smaller of its kind does, and where no change of a kind is given,
 // there is none. What admits a pod is decided by naive, a second implementation.
 func TestAdvice(t *testing.T) {
-	n := *seeds
-	if n == 0 {
-		if n = 1000; testing.Short() {
-			n = 200
-		}
-	}
 	kinds := map[ChangeKind]int{}
-	for seed := range int64(n) {
+	for seed := range int64(*seeds) {
 		b := randomCluster(t, seed)
 		before, err := json.Marshal(&b.Snapshot.Pods)
 		if err != nil {
@@ -136,7 +130,7 @@ func TestAdvice(t *testing.T) {
 			return
 		}
 	}
-	t.Logf("changes of %d clusters: %v", n, kinds)
+	t.Logf("changes of %d clusters: %v", *seeds, kinds)
 	for _, kind := range changeKinds {
 		if kinds[kind] == 0 {
 			t.Errorf("no cluster has a change of kind %s", kind)
