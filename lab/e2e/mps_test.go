@@ -31,8 +31,10 @@ const mpsDaemon = "divvy-mps"
 const mpsValues = "sharedResources[0].devices.indexes={0},sharedResources[1].devices.indexes={1}," +
 	"sharedResources[1].isolation=cooperative,node.vendors.nvidia.injection={cdi},node.vendors.nvidia.cdiDisableHooks={all}"
 
-// TestMPS: containers are clients of MPS with their shares, and the tier is stated while MPS serves.
-func TestMPS(t *testing.T) {
+// beginMPS starts a test on cards of three vendors, of which MPS serves the second GPU, which it
+// returns.
+func beginMPS(t *testing.T) (context.Context, accel.DeviceID) {
+	t.Helper()
 	ctx := beginMixed(t)
 	plain, err := lab.Cards(demos.Mixed)
 	must(t, err)
@@ -46,7 +48,6 @@ func TestMPS(t *testing.T) {
 	})
 	must(t, err)
 	must(t, lab.SetHardware(ctx, hardware))
-	gpu := accel.DeviceID(hardware.Cards[1].UUID)
 	withValues(t, ctx, mpsValues)
 	t.Cleanup(func() { must(t, lab.Pods.DeleteAll(context.WithoutCancel(ctx))) })
 
@@ -56,7 +57,12 @@ func TestMPS(t *testing.T) {
 	must(t, nvidiahost.InstallMPS(ctx, module))
 	stated(t, accel.TierCooperative)
 	condition(t, wire.IsolationCondition, corev1.ConditionFalse, "")
+	return ctx, accel.DeviceID(hardware.Cards[1].UUID)
+}
 
+// TestMPS: containers are clients of MPS with their shares, and the service ends with the tier.
+func TestMPS(t *testing.T) {
+	ctx, _ := beginMPS(t)
 	client := asking("client", demos.GPUMemory, 3)
 	client.Annotations = map[string]string{wire.IsolationAnnotation: "cooperative", wire.ComputeAnnotation: "40"}
 	client.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", Value: "100"}}
@@ -70,6 +76,24 @@ func TestMPS(t *testing.T) {
 		}
 	}
 
+	// Without isolation the service stops, and gives the GPU back.
+	must(t, lab.Pods.DeleteAll(ctx))
+	withValues(t, ctx, strings.Replace(mpsValues, "=cooperative", "=none", 1))
+	must(t, poll.Until(ctx, podTimeout, "divvy-mps to be gone", func(ctx context.Context) error {
+		pods, err := lab.Divvy.Pods(ctx, mpsDaemon)
+		if err == nil && len(pods) > 0 {
+			err = fmt.Errorf("%d pods", len(pods))
+		}
+		return err
+	}))
+	stated(t, accel.TierNone)
+	must(t, lab.Divvy.DeletePods(ctx, testenv.NodeDaemon))
+}
+
+// TestMPSStays: the tier outlasts another daemon, and is not stated during a fault.
+func TestMPSStays(t *testing.T) {
+	ctx, gpu := beginMPS(t)
+	start(t, asking("client", demos.GPUMemory, 3))
 	// A daemon that is replaced leaves MPS alone.
 	before, err := lab.Divvy.Pod(ctx, mpsDaemon)
 	must(t, err)
@@ -91,17 +115,4 @@ func TestMPS(t *testing.T) {
 	must(t, mpssim.SetState(mps.PipeDir(mps.Dir, gpu), mpssim.State{}))
 	stated(t, accel.TierCooperative)
 	running(t, "picky")
-
-	// Without isolation the service stops, and gives the GPU back.
-	must(t, lab.Pods.DeleteAll(ctx))
-	withValues(t, ctx, strings.Replace(mpsValues, "=cooperative", "=none", 1))
-	must(t, poll.Until(ctx, podTimeout, "divvy-mps to be gone", func(ctx context.Context) error {
-		pods, err := lab.Divvy.Pods(ctx, mpsDaemon)
-		if err == nil && len(pods) > 0 {
-			err = fmt.Errorf("%d pods", len(pods))
-		}
-		return err
-	}))
-	stated(t, accel.TierNone)
-	must(t, lab.Divvy.DeletePods(ctx, testenv.NodeDaemon))
 }
