@@ -34,7 +34,7 @@ var limitsEnvironment = testenv.Options{
 const (
 	// limitValues are for the node that limitshost makes: limits, and use is measured.
 	limitValues = demos.LimitValues + ",node.usage.enabled=true,node.usage.interval=5s"
-	unitMiB = 1 << 10
+	unitMiB     = 1 << 10
 	// limitSampleInterval is the pause between two looks at all containers.
 	limitSampleInterval = time.Second
 	// attestedWithin is how old an attestation may be that counts, as for the extender.
@@ -220,11 +220,11 @@ func (w *limitWatch) read(ctx context.Context, pod *corev1.Pod) error {
 	if _, gone := os.Stat(group); errors.Is(gone, fs.ErrNotExist) {
 		return nil // it ended meanwhile
 	}
+	w.readings++
 	if err != nil {
 		w.broken[err.Error()]++
-		return nil
+		return nil //nolint:nilerr // an answer, and a wrong one
 	}
-	w.readings++
 	verdict, full := judge(limits, uint64(greedyUnits(pod))*unitMiB<<20) //nolint:gosec // positive
 	if verdict != "" {
 		w.broken[fmt.Sprintf("pod %s: %s", pod.Name, verdict)]++

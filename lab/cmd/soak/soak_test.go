@@ -165,20 +165,21 @@ func TestNewGreedyPod(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
+	type limits = map[accel.DeviceID]backend.MemoryLimit
 	limit := func(bytes, used uint64) backend.MemoryLimit {
 		return backend.MemoryLimit{Bytes: bytes, UsedBytes: used}
 	}
 	for name, test := range map[string]struct {
-		limits map[accel.DeviceID]backend.MemoryLimit
+		limits limits
 		wrong  string
 		full   bool
 	}{
-		"as allocated":        {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(8, 3)}},
-		"at its limit":        {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(8, 8)}, full: true},
+		"as allocated":        {limits: limits{"a": limit(8, 3)}},
+		"at its limit":        {limits: limits{"a": limit(8, 8)}, full: true},
 		"no limit":            {wrong: "limits on 0 GPUs, want one"},
-		"two GPUs":            {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(8, 0), "b": limit(8, 0)}, wrong: "limits on 2 GPUs, want one"},
-		"another limit":       {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(9, 3)}, wrong: "the limit on a is 9 bytes, allocated are 8"},
-		"more than its limit": {limits: map[accel.DeviceID]backend.MemoryLimit{"a": limit(8, 9)}, wrong: "9 bytes of a are in use, allocated are 8"},
+		"two GPUs":            {limits: limits{"a": limit(8, 0), "b": limit(8, 0)}, wrong: "limits on 2 GPUs, want one"},
+		"another limit":       {limits: limits{"a": limit(9, 3)}, wrong: "the limit on a is 9 bytes, allocated are 8"},
+		"more than its limit": {limits: limits{"a": limit(8, 9)}, wrong: "9 bytes of a are in use, allocated are 8"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if wrong, full := judge(test.limits, 8); wrong != test.wrong || full != test.full {
