@@ -49,7 +49,7 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	if anyFits(nodes) {
 		return // nothing needs to change
 	}
-	s := &search{x: x, a: a, nodes: nodes, remake: remake{a.pod, e.Owner}}
+	s := &search{x: x, a: a, nodes: nodes, remake: x.snapshot.remake(a.pod)}
 	for i := range nodes {
 		j := &nodes[i]
 		switch {
@@ -68,7 +68,7 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 			found = append(found, c)
 		}
 	}
-	if !slices.ContainsFunc(found, func(c Change) bool { return c.Verified }) {
+	if !slices.ContainsFunc(found, func(c Change) bool { return c.Verified || c.unsure }) {
 		if c, ok := s.pair(); ok {
 			found = append(found, c)
 		}
@@ -138,7 +138,7 @@ func (s *search) admits(a *ask, nodes []*nodeView) (*nodeView, bool) {
 
 // at fills in where a change puts the pod.
 func (s *search) at(c Change, a *ask, n *nodeView, gone func(*heldUnits) bool) Change {
-	c.Node, c.Verified = n.Name, true
+	c.Node, c.Verified = n.Name, !c.unsure
 	if a.shared.Resource == "" {
 		return c
 	}
@@ -238,7 +238,7 @@ func (s *search) removal(n *nodeView, h *hindrance) (Change, bool) {
 	c := Change{Kind: ChangeNode, By: administrator, Node: n.Name}
 	switch h.code {
 	case Cordoned:
-		c.Text, c.Commands = "uncordon "+n.Name, []string{"kubectl uncordon " + n.Name}
+		c.Text, c.Commands = "uncordon "+n.Name, ofNode(n.Name, "uncordon", n.Name)
 	case Selector:
 		missing := missingLabels(s.a.pod, n.Node)
 		if len(missing) == 0 || s.a.pod.Spec.NodeName != "" {
@@ -246,26 +246,44 @@ func (s *search) removal(n *nodeView, h *hindrance) (Change, bool) {
 		}
 		c.Cost = 1
 		var pairs []string
-		command := "kubectl label node " + n.Name
 		for _, k := range slices.Sorted(maps.Keys(missing)) {
-			pairs = append(pairs, k+"="+missing[k])
-			command += " " + quoteShell(k+"="+missing[k])
-			if _, has := n.Labels[k]; has && !strings.Contains(command, "--overwrite") {
-				command = strings.Replace(command, "kubectl label", "kubectl label --overwrite", 1)
+			if _, has := n.Labels[k]; has || !keyed(k) || !mayLabel(k) {
+				return Change{}, false
 			}
+			pairs = append(pairs, k+"="+missing[k])
 		}
-		c.Text, c.Commands = "label "+n.Name+" "+strings.Join(pairs, ","), []string{command}
+		c.Text = "label " + n.Name + " " + strings.Join(pairs, ",")
+		c.Commands = ofNode(n.Name, append([]string{"label", "node", n.Name}, pairs...)...)
 	case Taint:
 		if isSystems(*h.taint) {
 			return Change{}, false
 		}
 		c.Cost = 2
 		c.Text = "remove taint " + taintText(h.taint) + " of " + n.Name
-		c.Commands = []string{"kubectl taint node " + n.Name + " " + quoteShell(taintText(h.taint)+"-")}
+		if keyed(h.taint.Key) {
+			c.Commands = ofNode(n.Name, "taint", "node", n.Name, taintText(h.taint)+"-")
+		}
 	default:
 		return Change{}, false
 	}
 	return c, true
+}
+
+// mayLabel reports whether a label of a node is a person's to set, by its key. Those that
+// kubelet, a cloud provider or a vendor's discovery set say what the node is.
+func mayLabel(key string) bool {
+	if key == labelEnabled {
+		return true
+	}
+	for i := range accel.Vendors {
+		if v := &accel.Vendors[i]; key == v.NodeLabel || v.Owns(key) {
+			return key == v.NodeLabel
+		}
+	}
+	domain, _, has := strings.Cut(key, "/")
+	return !has || !slices.ContainsFunc([]string{"kubernetes.io", "k8s.io", "karpenter.sh"}, func(of string) bool {
+		return domain == of || strings.HasSuffix(domain, "."+of)
+	})
 }
 
 // node is kind 1.
@@ -285,11 +303,11 @@ func (s *search) node() (Change, bool) {
 		switch v := accel.VendorOfMemory(s.a.shared.Resource); {
 		case j.code == NodeNotLabelled && v != nil:
 			c.Text = "label " + j.n.Name + " as a node with devices"
-			c.Commands = []string{"kubectl label node " + j.n.Name + " " + v.NodeLabel + "=true"}
+			c.Commands = ofNode(j.n.Name, "label", "node", j.n.Name, v.NodeLabel+"=true")
 		case j.code == Disabled:
-			c.Text, c.Commands = "let divvy-node run on "+j.n.Name, []string{"kubectl label node " + j.n.Name + " " + labelEnabled + "-"}
+			c.Text, c.Commands = "enable Divvy on "+j.n.Name, ofNode(j.n.Name, "label", "node", j.n.Name, labelEnabled+"-")
 		case slices.Contains([]Code{DaemonMissing, NotRegistered, InventoryBroken, OldRelease}, j.code):
-			c.Text, c.Commands = "examine divvy-node on "+j.n.Name, []string{"kubectl divvy doctor"}
+			c.Text, c.Commands = "examine divvy-node on "+j.n.Name, []string{kubectl("divvy", "doctor")}
 		default:
 			continue
 		}
@@ -326,23 +344,23 @@ func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(v
 			if changed.Annotations == nil {
 				changed.Annotations = map[string]string{}
 			}
-			command := fmt.Sprintf("kubectl annotate pod -n %s %s", p.Namespace, p.Name)
+			command := []string{"annotate", "pod", "-n", p.Namespace, p.Name}
 			overwrite := false
 			for _, key := range slices.Sorted(maps.Keys(set)) {
 				if set[key] == "" {
 					delete(changed.Annotations, key)
-					command += " " + key + "-"
+					command = append(command, key+"-")
 					continue
 				}
 				_, has := p.Annotations[key]
 				overwrite = overwrite || has
 				changed.Annotations[key] = set[key]
-				command += " " + quoteShell(key+"="+set[key])
+				command = append(command, key+"="+set[key])
 			}
 			if overwrite {
-				command += " --overwrite"
+				command = append(command, "--overwrite")
 			}
-			c.Commands = []string{command}
+			c.Commands = ofPod(p, command...)
 			return variant{s.x.world.newAsk(changed), c, nodes}
 		}
 		if r := a.shared; r.Resource != "" && len(a.several) == 0 {
@@ -410,8 +428,8 @@ func (s *search) tolerations(a *ask, yield func(variant) bool) {
 			if len(a.pod.Spec.Tolerations) == 0 {
 				op = jsonPatch("add", "/spec/tolerations", []v1.Toleration{add})
 			}
-			v.change = Change{Kind: ChangeAnnotation, Text: "tolerate taint " + taintText(t), Commands: []string{fmt.Sprintf(
-				"kubectl patch pod -n %s %s --type=json -p %s", a.pod.Namespace, a.pod.Name, quoteShell("["+op+"]"))}}
+			v.change = Change{Kind: ChangeAnnotation, Text: "tolerate taint " + taintText(t), Commands: ofPod(a.pod,
+				"patch", "pod", "-n", a.pod.Namespace, a.pod.Name, "--type=json", "-p", "["+op+"]")}
 			if !yield(v) {
 				return
 			}

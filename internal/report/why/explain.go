@@ -7,9 +7,9 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
 // APIVersion and Kind are those of an Explanation.
@@ -47,8 +47,11 @@ func (x *Explainer) Owner(o *Owner) Explanation {
 		e.State = StateGated
 		e.Causes = []Cause{{Code: Suspended, Object: o.String(), Detail: "the Job is suspended", Evidence: []string{"spec.suspend: true"}}}
 		e.Waiting.Why = "the pods are made once spec.suspend is false"
-		e.Changes = []Change{{Kind: ChangeRequest, Text: "resume the Job", Commands: []string{fmt.Sprintf(
-			"kubectl patch job -n %s %s --type=merge -p '{\"spec\":{\"suspend\":false}}'", o.Namespace, o.Name)}}}
+		resume := Change{Kind: ChangeRequest, Text: "resume the Job"}
+		if named(o.Namespace, o.Name) {
+			resume.Commands = []string{kubectl("patch", kindJob, "-n", o.Namespace, o.Name, "--type=merge", "-p", `{"spec":{"suspend":false}}`)}
+		}
+		e.Changes = []Change{resume}
 		e.Notes = append(e.Notes, "A queue such as Kueue suspends Jobs until they are admitted, and resumes them itself.")
 		e.cost()
 		return e
@@ -147,6 +150,13 @@ func (x *Explainer) Pod(p *v1.Pod) Explanation {
 		x.explainWaiting(&e, a)
 	}
 	e.cost()
+	for i := range e.Changes {
+		if file := e.Changes[i].file(); file != "" {
+			e.Notes = append(e.Notes, fmt.Sprintf("Keep %s until the new pod exists: if kubectl replace fails after it has deleted the pod, "+
+				"kubectl create -f %s creates it.", file, file))
+			break
+		}
+	}
 	return e
 }
 
@@ -194,19 +204,6 @@ func (w *world) unitOf(r accel.Resource) string {
 
 func podText(p *v1.Pod) string { return "Pod " + p.Namespace + "/" + p.Name }
 
-// ownerText names the controller as kubectl takes it; "" for none. The ReplicaSets of a
-// Deployment are named after it and the hash of the pod's template.
-func ownerText(p *v1.Pod) string {
-	o := metav1.GetControllerOfNoCopy(p)
-	if o == nil {
-		return ""
-	}
-	if hash := p.Labels["pod-template-hash"]; o.Kind == "ReplicaSet" && hash != "" && strings.HasSuffix(o.Name, "-"+hash) {
-		return "deployment/" + strings.TrimSuffix(o.Name, "-"+hash)
-	}
-	return strings.ToLower(o.Kind) + "/" + o.Name
-}
-
 // explainFailed explains a pod that has failed.
 func (x *Explainer) explainFailed(e *Explanation, p *v1.Pod) {
 	e.State = StateFailed
@@ -225,15 +222,21 @@ func (x *Explainer) explainFailed(e *Explanation, p *v1.Pod) {
 	}
 	e.Causes = []Cause{c}
 	e.Waiting.Why = "a pod that failed does not start again"
-	command := fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name)
 	if c.Code == Unknown {
 		return
 	}
 	if e.Owner != "" {
-		e.Waiting.Why += "; " + e.Owner + " makes another one"
+		e.Waiting.Why += "; " + e.Owner + " recreates it"
 		return
 	}
-	e.Changes = []Change{{Kind: ChangeRequest, Text: "delete the pod, then create it again", Commands: []string{command}}}
+	ops := []string{jsonPatch("remove", "/spec/nodeName", nil)}
+	for _, key := range []string{wire.GrantAnnotation, wire.HeldAnnotation} {
+		if _, has := p.Annotations[key]; has {
+			ops = append(ops, jsonPatch("remove", "/metadata/annotations/"+pointer(key), nil))
+		}
+	}
+	r := remake{pod: p}
+	e.Changes = []Change{{Kind: ChangeRequest, Text: "delete the pod, then create it again", Commands: r.replace(ops)}}
 }
 
 // explainStarting explains a pod on its node that has not started.

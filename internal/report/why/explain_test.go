@@ -1,7 +1,6 @@
 package why
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand"
 	"slices"
@@ -168,21 +167,6 @@ func TestOwner(t *testing.T) {
 	o.Wanted = 1
 	if e := explainTrain(b, o); e.State != StateRuns {
 		t.Errorf("%+v, want it to run", e)
-	}
-}
-
-// TestMarkup: names and messages of others cannot control a terminal.
-func TestMarkup(t *testing.T) {
-	b := newBuilder(t)
-	b.node("gcu-1", []accel.Units{16}, func(in *accel.Inventory) { in.Shares[0].Model = "S60\x1b[2J<b>" })
-	annotate(b.waiting("train", 8, "0/1 nodes are available: 1 evil\x1b[31m\nline."), "divvy.dev/use-models", "L600\x07,<script>")
-	e := explainTrain(b, nil)
-	var out bytes.Buffer
-	if err := Print(&out, &e); err != nil {
-		t.Fatal(err)
-	}
-	if strings.ContainsAny(out.String(), "\x1b\x07") || strings.Contains(out.String(), "\nline") {
-		t.Errorf("%q", &out)
 	}
 }
 

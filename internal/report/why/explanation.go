@@ -195,6 +195,9 @@ type Change struct {
 	Commands []string `json:"commands,omitempty"`
 	// Verified is true where the change was applied to a copy, and the pod admitted.
 	Verified bool `json:"verified"`
+
+	// unsure is true where it also does what the copy does not show.
+	unsure bool
 }
 
 // Autoscaler says what a cluster autoscaler makes of the pod.

@@ -181,7 +181,8 @@ func (s *search) ending(b *ends) Change {
 		}
 		texts = append(texts, text)
 		may = may && s.x.snapshot.MayDelete != nil && s.x.snapshot.MayDelete(p.Namespace)
-		c.Commands = append(c.Commands, fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name))
+		may = may && named(p.Namespace, p.Name)
+		c.Commands = append(c.Commands, kubectl("delete", "pod", "-n", p.Namespace, p.Name))
 	}
 	c.Text = "end " + strings.Join(texts, ", ")
 	if !may {
@@ -344,9 +345,21 @@ func subsets(n, k int) func(yield func([]int) bool) {
 	}
 }
 
-// isSystems reports whether a taint is one that Kubernetes sets and removes itself.
+// isPassing reports whether a taint is one of a state of its node, which a controller sets and
+// removes itself. A new node has none.
+func isPassing(t v1.Taint) bool {
+	switch t.Key {
+	case "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
+		return true
+	}
+	return strings.HasPrefix(t.Key, "node.kubernetes.io/") || strings.Contains(t.Key, "cloudprovider.kubernetes.io/") ||
+		strings.HasPrefix(t.Key, "karpenter.sh/") || strings.HasSuffix(t.Key, "/agent-not-ready")
+}
+
+// isSystems reports whether a taint is one that a person leaves alone: a controller's, or that
+// of nodes which run the cluster itself.
 func isSystems(t v1.Taint) bool {
-	return strings.HasPrefix(t.Key, "node.kubernetes.io/") || strings.Contains(t.Key, "cloudprovider.kubernetes.io/")
+	return isPassing(t) || strings.HasPrefix(t.Key, "node-role.kubernetes.io/")
 }
 
 // moreNodes is kind 5: an empty node like one of the cluster.
@@ -359,7 +372,7 @@ func (s *search) moreNodes() (Change, bool) {
 		j := &s.nodes[i]
 		fixed := judged{code: j.code}
 		for _, h := range j.hindrances {
-			if !slices.Contains(passing, h.code) {
+			if !slices.Contains(passing, h.code) && (h.taint == nil || !isPassing(*h.taint)) {
 				fixed.hindrances = append(fixed.hindrances, h)
 			}
 		}
@@ -375,7 +388,7 @@ func (s *search) moreNodes() (Change, bool) {
 		fresh := *j.n.without(gone)
 		node := fresh.Node.DeepCopy()
 		node.Spec.Unschedulable = false
-		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isSystems)
+		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isPassing)
 		node.Status.Conditions = nil
 		fresh.Node = node
 		if len(s.a.hindrances(&fresh)) > 0 {
