@@ -28,15 +28,39 @@ type search struct {
 	nodes []judged
 	// open are the nodes that only the resource keeps the pod off, and shut those that one
 	// removable thing does besides.
-	open   []*nodeView
-	shut   []obstacle
-	remake remake
+	open []*nodeView
+	shut []obstacle
+	// tolerable are those that one taint does, and the toleration of it.
+	tolerable []obstacle
+	remake    remake
 }
 
-// obstacle is a node that one change of it opens.
+// obstacle is a node that one change opens.
 type obstacle struct {
 	n      *nodeView
 	change Change
+}
+
+func nodesOf(all []obstacle) []*nodeView {
+	out := make([]*nodeView, len(all))
+	for i := range all {
+		out[i] = all[i].n
+	}
+	return out
+}
+
+// changeFor is the change that opens a node.
+func changeFor(all []obstacle, node string) Change {
+	return all[slices.IndexFunc(all, func(o obstacle) bool { return o.n.Name == node })].change
+}
+
+// admitted is the first change after which the pod fits on the node that it opens.
+func (s *search) admitted(all []obstacle) (Change, bool) {
+	n, ok := s.admits(s.a, nodesOf(all)) // of all at once: one node costs as much as all
+	if !ok {
+		return Change{}, false
+	}
+	return s.at(changeFor(all, n.Name), s.a, n, nil), true
 }
 
 // explainChanges adds the smallest change of each kind.
@@ -58,6 +82,9 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 		case len(j.hindrances) == 1:
 			if c, ok := s.removal(j.n, &j.hindrances[0]); ok {
 				s.shut = append(s.shut, obstacle{j.n, c})
+			}
+			if t := j.hindrances[0].taint; t != nil && !isSystems(*t) {
+				s.tolerable = append(s.tolerable, obstacle{j.n, s.toleration(t)})
 			}
 		}
 	}
@@ -288,11 +315,8 @@ func mayLabel(key string) bool {
 
 // node is kind 1.
 func (s *search) node() (Change, bool) {
-	for i := range s.shut {
-		o := &s.shut[i]
-		if n, ok := s.admits(s.a, []*nodeView{o.n}); ok {
-			return s.at(o.change, s.a, n, nil), true
-		}
+	if c, ok := s.admitted(s.shut); ok {
+		return c, true
 	}
 	for i := range s.nodes {
 		j := &s.nodes[i]
@@ -323,18 +347,18 @@ type variant struct {
 	nodes  []*nodeView // that nothing but the resource keeps it off
 }
 
-// annotation is kind 2.
+// annotation is kind 2: other annotations, else one more toleration.
 func (s *search) annotation() (Change, bool) {
 	for v := range s.annotationVariants(s.a, s.open) {
 		if n, ok := s.admits(v.a, v.nodes); ok {
 			return s.at(v.change, v.a, n, nil), true
 		}
 	}
-	return Change{}, false
+	return s.admitted(s.tolerable)
 }
 
-// annotationVariants yields the pod with other annotations or tolerations, which can be
-// changed while it waits: the ones to prefer first.
+// annotationVariants yields the pod with other annotations, which can be changed while it
+// waits: the ones to prefer first.
 func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(variant) bool) {
 	return func(yield func(variant) bool) {
 		p := a.pod
@@ -398,43 +422,20 @@ func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(v
 				}
 			}
 		}
-		s.tolerations(a, yield)
 	}
 }
 
-// tolerations yields the pod with one more toleration, for each taint that keeps it off a
-// node.
-func (s *search) tolerations(a *ask, yield func(variant) bool) {
-	var seen []string
-	for i := range s.nodes {
-		for k := range s.nodes[i].hindrances {
-			t := s.nodes[i].hindrances[k].taint
-			if t == nil || isSystems(*t) || slices.Contains(seen, taintText(t)) {
-				continue
-			}
-			seen = append(seen, taintText(t))
-			add := v1.Toleration{Key: t.Key, Operator: v1.TolerationOpEqual, Value: t.Value, Effect: t.Effect}
-			changed := a.pod.DeepCopy()
-			changed.Spec.Tolerations = append(changed.Spec.Tolerations, add)
-			v := variant{a: s.x.world.newAsk(changed)}
-			for m := range s.nodes {
-				if j := &s.nodes[m]; len(j.hindrances) > 0 && !slices.ContainsFunc(j.hindrances, func(h hindrance) bool {
-					return h.code != Taint
-				}) && len(v.a.hindrances(j.n)) == 0 {
-					v.nodes = append(v.nodes, j.n)
-				}
-			}
-			op := jsonPatch("add", "/spec/tolerations/-", add)
-			if len(a.pod.Spec.Tolerations) == 0 {
-				op = jsonPatch("add", "/spec/tolerations", []v1.Toleration{add})
-			}
-			v.change = Change{Kind: ChangeAnnotation, Text: "tolerate taint " + taintText(t), Commands: ofPod(a.pod,
-				"patch", "pod", "-n", a.pod.Namespace, a.pod.Name, "--type=json", "-p", "["+op+"]")}
-			if !yield(v) {
-				return
-			}
-		}
+// toleration is the change of the pod that tolerates a taint. It is about nodes that nothing
+// else keeps the pod off: it matches no other taint.
+func (s *search) toleration(t *v1.Taint) Change {
+	p := s.a.pod
+	add := v1.Toleration{Key: t.Key, Operator: v1.TolerationOpEqual, Value: t.Value, Effect: t.Effect}
+	op := jsonPatch("add", "/spec/tolerations/-", add)
+	if len(p.Spec.Tolerations) == 0 {
+		op = jsonPatch("add", "/spec/tolerations", []v1.Toleration{add})
 	}
+	return Change{Kind: ChangeAnnotation, Text: "tolerate taint " + taintText(t),
+		Commands: ofPod(p, "patch", "pod", "-n", p.Namespace, p.Name, "--type=json", "-p", "["+op+"]")}
 }
 
 // selectionDrops are the ways to select devices less narrowly, those that drop the fewest

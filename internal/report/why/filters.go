@@ -255,17 +255,22 @@ func (w *world) unjudged(p *v1.Pod) []string {
 // repelled reports whether the required anti-affinity of a pod on a node may be about p. Of
 // its namespaces it looks at none, which may call a change unverified that is right.
 func (w *world) repelled(p *v1.Pod) bool {
-	for i := range w.snapshot.Pods {
-		other := &w.snapshot.Pods[i]
-		a := other.Spec.Affinity
-		if a == nil || a.PodAntiAffinity == nil || other.Spec.NodeName == "" || ended(other) {
-			continue
-		}
-		for _, term := range a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
-			if s, err := metav1.LabelSelectorAsSelector(term.LabelSelector); err != nil || s.Matches(labels.Set(p.Labels)) {
-				return true
-			}
-		}
+	return slices.ContainsFunc(w.repelling, func(s labels.Selector) bool { return s.Matches(labels.Set(p.Labels)) })
+}
+
+// appendRepelling appends the selectors of the required anti-affinity of a pod on a node. One
+// that cannot be parsed is about all pods.
+func appendRepelling(out []labels.Selector, p *v1.Pod) []labels.Selector {
+	a := p.Spec.Affinity
+	if a == nil || a.PodAntiAffinity == nil || p.Spec.NodeName == "" {
+		return out
 	}
-	return false
+	for _, term := range a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
+		s, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
+		if err != nil {
+			s = labels.Everything()
+		}
+		out = append(out, s)
+	}
+	return out
 }

@@ -12,14 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
 )
 
 const (
 	// exactPods is up to how many pods of a node every set of them is tried.
 	exactPods = 12
-	// maxTrials bounds the sets that are tried on copies, so that an answer about a large
-	// cluster takes no more than a second.
-	maxTrials = 20_000
+	// maxTrials bounds the sets that are looked at, so that an answer about a large cluster
+	// takes a second or two. One that is tried on a copy counts as copyTrials.
+	maxTrials  = 200_000
+	copyTrials = 40
 )
 
 // victim is a pod whose end may free enough.
@@ -39,22 +41,19 @@ func (j *judged) movable() bool {
 }
 
 // victims are the pods of a node that hold the resource and stay away once they end.
-func (s *search) victims(n *nodeView) []victim {
+func (s *search) victims(c *candidate) []victim {
 	var out []victim
 	about := s.a.resource()
-	for _, p := range n.pods {
+	for _, p := range c.n.pods {
 		if p.DeletionTimestamp == nil && p.requests[about] > 0 && !stays(p.Pod) {
 			out = append(out, victim{pod: p.Pod, parts: map[accel.DeviceID]accel.Units{}})
 		}
 	}
-	if s.a.shared.Resource != "" && len(out) > 0 {
-		usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, n.Name)
-		for _, d := range usage.Devices {
-			for _, held := range d.Pods {
-				for i := range out {
-					if string(out[i].pod.UID) == held.Pod.UID {
-						out[i].parts[d.ID] += held.Units
-					}
+	for _, d := range c.devices {
+		for _, held := range d.Pods {
+			for i := range out {
+				if string(out[i].pod.UID) == held.Pod.UID {
+					out[i].parts[d.ID] += held.Units
 				}
 			}
 		}
@@ -109,38 +108,44 @@ func better(a, b []*v1.Pod) bool {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(pa, pb), ob.Compare(oa)) < 0
 }
 
+// candidate is a node of which pods may end.
+type candidate struct {
+	n       *nodeView
+	devices []ledger.DeviceUsage
+	victims []victim
+	least   int // pods that must end at least
+}
+
 // endPods is kind 4.
 func (s *search) endPods() (Change, bool) {
 	if s.a.resource() == "" || s.a.mistake != nil || len(s.a.several) > 0 {
 		return Change{}, false
 	}
-	type candidate struct {
-		n       *nodeView
-		victims []victim
-		least   int // pods that must end at least
-	}
 	var all []candidate
 	for i := range s.nodes {
 		if j := &s.nodes[i]; j.movable() {
-			c := candidate{n: j.n, victims: s.victims(j.n)}
-			if c.least = s.least(c.n, c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
+			usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, j.n.Name)
+			c := candidate{n: j.n, devices: usage.Devices}
+			c.victims = s.victims(&c)
+			if c.least = s.least(&c, c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
 				all = append(all, c)
 			}
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int { return a.least - b.least })
 	var best *ends
-	trials := 0
-	for _, c := range all {
-		if best != nil && c.least > len(best.pods) {
+	trials := maxTrials
+	for i := range all {
+		c := &all[i]
+		if trials <= 0 || best != nil && c.least > len(best.pods) {
 			break
 		}
 		most := len(c.victims)
 		if best != nil {
 			most = min(most, len(best.pods))
 		}
-		if len(c.victims) > exactPods || trials > maxTrials {
-			if pods := s.greedy(c.n, c.victims); pods != nil && (best == nil || better(pods, best.pods)) {
+		if len(c.victims) > exactPods {
+			if pods := s.greedy(c, &trials); pods != nil && (best == nil || better(pods, best.pods)) {
 				best = &ends{c.n, pods}
 			}
 			continue
@@ -149,15 +154,17 @@ func (s *search) endPods() (Change, bool) {
 			found := false
 			for set := range subsets(len(c.victims), size) {
 				pods := podsOf(c.victims, set)
-				if best != nil && !better(pods, best.pods) || !s.enough(c.n, c.victims, set) {
+				if trials--; trials <= 0 {
+					break
+				}
+				if best != nil && !better(pods, best.pods) || !s.enough(c, set) {
 					continue
 				}
-				trials++
-				if gone := uidsOf(pods); s.fitsWithout(c.n, s.a, gone, goneUIDs(gone)) {
+				if trials -= copyTrials; s.fitsWithout(c.n, s.a, uidsOf(pods), goneUIDs(uidsOf(pods))) {
 					best, found = &ends{c.n, pods}, true
 				}
 			}
-			if found {
+			if found || trials <= 0 {
 				break
 			}
 		}
@@ -193,17 +200,16 @@ func (s *search) ending(b *ends) Change {
 
 // least is how many pods must end on a node at least: enough of the largest on each of as
 // many devices as the pod needs.
-func (s *search) least(n *nodeView, victims []victim) int {
+func (s *search) least(c *candidate, victims []victim) int {
 	r := s.a.shared
 	if r.Resource == "" {
 		return 1
 	}
 	k := max(r.Devices, 1)
 	each := r.Peak() / accel.Units(k)
-	usage, _ := s.x.world.ledger.Node(r.Resource, n.Name)
 	var counts []int
-	for i := range usage.Devices {
-		d := &usage.Devices[i]
+	for i := range c.devices {
+		d := &c.devices[i]
 		if d.Health.Unhealthy || !r.Selection.Allows(d.ID, d.Model, d.Isolation.Memory) {
 			continue
 		}
@@ -232,23 +238,22 @@ func (s *search) least(n *nodeView, victims []victim) int {
 }
 
 // enough reports, without a copy, whether the devices would have enough without a set.
-func (s *search) enough(n *nodeView, victims []victim, set []int) bool {
-	r := s.a.shared
-	if r.Resource == "" {
+func (s *search) enough(c *candidate, set []int) bool {
+	if s.a.shared.Resource == "" {
 		return true
 	}
 	chosen := make([]victim, len(set))
 	for i, at := range set {
-		chosen[i] = victims[at]
+		chosen[i] = c.victims[at]
 	}
-	return s.least(n, chosen) <= len(set)
+	return s.least(c, chosen) <= len(set)
 }
 
 // greedy ends the largest pods of one device after the other until the pod fits, then lets
 // those live that need not end.
-func (s *search) greedy(n *nodeView, victims []victim) []*v1.Pod {
-	r := s.a.shared
-	order := slices.Clone(victims)
+func (s *search) greedy(c *candidate, trials *int) []*v1.Pod {
+	r, n := s.a.shared, c.n
+	order := slices.Clone(c.victims)
 	var pods []*v1.Pod
 	sizes := func(v victim) accel.Units {
 		var most accel.Units
@@ -259,7 +264,8 @@ func (s *search) greedy(n *nodeView, victims []victim) []*v1.Pod {
 	}
 	try := func(pods []*v1.Pod) bool {
 		gone := uidsOf(pods)
-		return s.fitsWithout(n, s.a, gone, goneUIDs(gone))
+		*trials -= copyTrials
+		return *trials > 0 && s.fitsWithout(n, s.a, gone, goneUIDs(gone))
 	}
 	slices.SortStableFunc(order, func(a, b victim) int { return cmp.Compare(sizes(b), sizes(a)) })
 	var best []*v1.Pod

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
 
@@ -95,6 +96,8 @@ type world struct {
 	memory []accel.Resource
 	record *record
 	ledger *ledger.Ledger
+	// repelling are the selectors of required anti-affinity of pods on nodes.
+	repelling []labels.Selector
 }
 
 func newWorld(s *Snapshot) *world {
@@ -138,6 +141,7 @@ func newWorld(s *Snapshot) *world {
 			continue
 		}
 		live = append(live, p)
+		w.repelling = appendRepelling(w.repelling, p)
 		if n := byName[p.Spec.NodeName]; n != nil {
 			on := placedPod{p, requestsOf(p)}
 			n.pods = append(n.pods, on)
