@@ -106,6 +106,14 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	if slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == NoSuchResource && len(c.Nodes) == 0 }) {
 		found = nil // the pod needs something else, too
 	}
+	if name := a.pod.Spec.SchedulerName; x.othersPlace(e, a.pod) {
+		for i := range found {
+			found[i].Verified = false
+		}
+		if len(found) > 0 {
+			e.Notes = append(e.Notes, fmt.Sprintf("No change is verified, because the scheduler %q decides about the pod.", name))
+		}
+	}
 	why := x.world.unjudged(a.pod)
 	for _, c := range e.Causes {
 		if quoted(c.Code) || c.Code == NodeNotLabelled && len(c.Nodes) == 0 { // which labels, the extender's options say
@@ -122,6 +130,9 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 		}
 	}
 	e.Changes = append(e.Changes, found...)
+	if slices.ContainsFunc(found, func(c Change) bool { return c.Kind == ChangeEnd && len(c.Commands) > 0 }) {
+		e.Notes = append(e.Notes, "kubectl delete does not respect PodDisruptionBudgets.")
+	}
 	if len(found) == 0 {
 		e.Notes = append(e.Notes, "No change of this pod alone helps.")
 	}
@@ -136,7 +147,7 @@ func (s *search) admits(a *ask, nodes []*nodeView) (*nodeView, bool) {
 	names := make([]string, 0, len(nodes))
 	able := make([]*nodeView, 0, len(nodes))
 	for _, n := range nodes {
-		if about != "" && a.requests[about] > n.free(about) {
+		if about != "" && a.requests[about] > a.free(n, about) {
 			continue
 		}
 		if a.shared.Resource != "" {
@@ -185,49 +196,73 @@ func (s *search) at(c Change, a *ask, n *nodeView, gone func(*heldUnits) bool) C
 	return c
 }
 
-// wait is kind 0: pods that are ending free enough.
+// slack is how long after the end of its grace period a pod may take to be gone.
+const slack = 30 * time.Second
+
+// wait is kind 0: pods that are ending free enough. Where only those do that should be gone
+// already, the change is not verified.
 func (s *search) wait() (Change, bool) {
+	var late *Change
 	for i := range s.nodes {
 		n := s.nodes[i].n
 		if !s.nodes[i].movable() {
 			continue
 		}
-		gone := map[types.UID]bool{}
+		c := Change{Kind: ChangeWait, until: s.x.snapshot.Taken}
+		gone, overdue := map[types.UID]bool{}, map[types.UID]bool{}
 		for _, p := range n.pods {
-			if p.DeletionTimestamp != nil {
+			at := p.DeletionTimestamp
+			switch {
+			case at == nil:
+			case at.Add(slack).Before(s.x.snapshot.Taken):
+				overdue[p.UID] = true
+				since := at.Time
+				if grace := p.DeletionGracePeriodSeconds; grace != nil {
+					since = since.Add(-time.Duration(*grace) * time.Second)
+				}
+				c.stuck = fmt.Sprintf("%s/%s has been terminating since %s; check kubelet and finalizers", p.Namespace, p.Name,
+					since.UTC().Format(time.RFC3339))
+			default:
 				gone[p.UID] = true
+				if at.After(c.until) {
+					c.until = at.Time
+				}
 			}
 		}
-		if len(gone) == 0 && len(endingOn(s.x.world, n.Name, s.a.shared.Resource)) == 0 {
+		c.until = c.until.Add(slack)
+		known := endingOn(s.x.world, n.Name, s.a.shared.Resource) // also those that their node alone knows
+		if len(gone) == 0 && len(known) == 0 && len(overdue) == 0 {
 			continue
 		}
-		if !s.fitsWithout(n, s.a, gone, isEnding) {
-			continue
+		ends := func(h *heldUnits) bool { return isEnding(h) && !overdue[types.UID(h.Pod.UID)] }
+		if s.fitsWithout(n, s.a, gone, ends) {
+			c.stuck, c.Text = "", waitText(n, gone, known)
+			return s.at(c, s.a, n, ends), true
 		}
-		names := podsText(n.pods, gone)
-		if len(names) == 0 {
-			names = endingOn(s.x.world, n.Name, s.a.shared.Resource)
+		maps.Copy(gone, overdue)
+		if late == nil && len(overdue) > 0 && s.fitsWithout(n, s.a, gone, isEnding) {
+			c.Text = waitText(n, gone, known)
+			c = s.at(c, s.a, n, isEnding)
+			c.Verified = false
+			late = &c
 		}
-		c := Change{Kind: ChangeWait, Text: "wait until " + listed(names, 3) + " ended"}
-		return s.at(c, s.a, n, isEnding), true
 	}
-	return Change{}, false
+	if late == nil {
+		return Change{}, false
+	}
+	return *late, true
 }
 
-// endingUntil is when the last pod that is ending on a node is gone, at the latest.
-func (x *Explainer) endingUntil(nodes []judged, a *ask) time.Time {
-	var until time.Time
-	for i := range nodes {
-		for _, p := range nodes[i].n.pods {
-			if t := p.DeletionTimestamp; t != nil && p.requests[a.resource()] > 0 && t.After(until) {
-				until = t.Time
-			}
-		}
+func waitText(n *nodeView, gone map[types.UID]bool, known []string) string {
+	names := podsText(n.pods, gone)
+	if len(names) == 0 {
+		names = known
 	}
-	if until.IsZero() {
-		until = x.snapshot.Taken
+	verb := " has"
+	if len(names) > 1 {
+		verb = " have"
 	}
-	return until.Add(30 * time.Second)
+	return "wait until " + listed(names, 3) + verb + " terminated"
 }
 
 func podsText(pods []placedPod, chosen map[types.UID]bool) []string {
@@ -247,7 +282,7 @@ func (s *search) fitsWithout(n *nodeView, a *ask, gone map[types.UID]bool, held 
 	if a.mistake != nil || len(a.several) > 0 || len(a.hindrances(rest)) > 0 {
 		return false
 	}
-	if about := a.resource(); about != "" && a.requests[about] > rest.free(about) {
+	if about := a.resource(); about != "" && a.requests[about] > a.free(rest, about) {
 		return false
 	}
 	if a.shared.Resource == "" {

@@ -54,7 +54,8 @@ func TestHostileNames(t *testing.T) {
 		b := newBuilder(t)
 		b.node("gcu-1", []accel.Units{16})
 		b.on("old", "gcu-1", 12, 0)
-		return b, b.waiting("train", 8, insufficient)
+		p := b.waiting("train", 8, insufficient)
+		return b, p
 	}
 	for _, kind := range []string{"StatefulSet", "ReplicaSet", "Job", "Deployment/web"} {
 		t.Run(kind, func(t *testing.T) {
@@ -247,7 +248,8 @@ func TestMarkup(t *testing.T) {
 		b := newBuilder(t)
 		b.node("gcu-1"+markup, []accel.Units{16}, func(in *accel.Inventory) { in.Shares[0].Model = "S60" + markup + "<b>" })
 		old := b.on("old"+markup, "gcu-1"+markup, 12, 0)
-		old.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet" + markup, Name: "o" + markup, Controller: &yes}}
+		old.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Controller: &yes,
+			Kind: "StatefulSet" + markup, Name: "o" + markup}}
 		p := b.waiting("train"+markup, 20, "0/1 nodes are available: 1 evil"+markup+"line.")
 		annotate(p, "divvy.dev/use-models", "L600"+markup+",<script>")
 		p.OwnerReferences = old.OwnerReferences

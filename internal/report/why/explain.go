@@ -31,14 +31,19 @@ type Explainer struct {
 func New(s *Snapshot) *Explainer { return &Explainer{s, newWorld(s)} }
 
 // Owner explains the oldest pod of a controller that waits, else its oldest one, or why
-// it has none.
+// it has none. A pod that has ended is explained, the newest, if there is no other.
 func (x *Explainer) Owner(o *Owner) Explanation {
-	pods := x.snapshot.podsOf(o)
-	for _, p := range pods {
+	var live, over []*v1.Pod
+	for _, p := range x.snapshot.podsOf(o) {
+		if ended(p) {
+			over = append(over, p)
+		} else {
+			live = append(live, p)
+		}
+	}
+	for _, p := range live {
 		if waits(p) && p.DeletionTimestamp == nil {
-			e := x.Pod(p)
-			e.Owner = o.String()
-			return e
+			return x.Pod(p)
 		}
 	}
 	e := x.explanation(Object{Namespace: o.Namespace})
@@ -49,20 +54,23 @@ func (x *Explainer) Owner(o *Owner) Explanation {
 		e.Waiting.Why = "the pods are made once spec.suspend is false"
 		resume := Change{Kind: ChangeRequest, Text: "resume the Job"}
 		if named(o.Namespace, o.Name) {
-			resume.Commands = []string{kubectl("patch", kindJob, "-n", o.Namespace, o.Name, "--type=merge", "-p", `{"spec":{"suspend":false}}`)}
+			resume.Commands = []string{kubectl("patch", kindJob, "-n", o.Namespace, o.Name, "--type=merge", "-p",
+				`{"spec":{"suspend":false}}`)}
 		}
 		e.Changes = []Change{resume}
 		e.Notes = append(e.Notes, "A queue such as Kueue suspends Jobs until they are admitted, and resumes them itself.")
 		e.cost()
 		return e
 	}
-	if events := x.failedCreate(o); len(pods) < int(o.Wanted) && (len(pods) == 0 || len(events) > 0 || o.Problem != "") {
-		return notCreated(e, o, len(pods), events)
+	if events := x.failedCreate(o); len(live) < int(o.Wanted) &&
+		(len(live)+len(over) == 0 || len(events) > 0 || o.Problem != "") {
+		return notCreated(e, o, len(live), events)
 	}
-	if len(pods) > 0 {
-		e := x.Pod(pods[0])
-		e.Owner = o.String()
-		return e
+	if len(live) > 0 {
+		return x.Pod(live[0])
+	}
+	if len(over) > 0 {
+		return x.Pod(over[len(over)-1])
 	}
 	e.State = StateRuns
 	e.Notes = append(e.Notes, fmt.Sprintf("%s has no pods and requests none.", o))
@@ -90,15 +98,25 @@ func (x *Explainer) failedCreate(o *Owner) []string {
 	var out []string
 	for i := range x.snapshot.Events {
 		e := &x.snapshot.Events[i]
-		name := e.InvolvedObject.Name
-		if e.Namespace != o.Namespace || e.Reason != "FailedCreate" || name != o.Name && !strings.HasPrefix(name, o.Name+"-") {
-			continue
-		}
-		if !slices.Contains(out, e.Message) {
+		if e.Namespace == o.Namespace && e.Reason == "FailedCreate" && o.makes(&e.InvolvedObject) && !slices.Contains(out, e.Message) {
 			out = append(out, e.Message)
 		}
 	}
 	return out
+}
+
+// hashLetters are those of the hashes in names of ReplicaSets.
+const hashLetters = "bcdfghjklmnpqrstvwxz2456789"
+
+// makes reports whether an object creates the owner's pods: itself, or the ReplicaSets of a
+// Deployment.
+func (o *Owner) makes(obj *v1.ObjectReference) bool {
+	kind := strings.ToLower(obj.Kind)
+	if o.Kind != kindDeployment {
+		return kind == o.Kind && obj.Name == o.Name
+	}
+	hash, ok := strings.CutPrefix(obj.Name, o.Name+"-")
+	return kind == kindReplicaSet && ok && hash != "" && strings.Trim(hash, hashLetters) == ""
 }
 
 func (x *Explainer) explanation(pod Object) Explanation {
@@ -126,7 +144,7 @@ func (x *Explainer) Pod(p *v1.Pod) Explanation {
 	case p.DeletionTimestamp != nil:
 		e.State = StateRuns
 		if waits(p) {
-			e.State = StateStarting
+			e.State, e.Waiting.Why = StateWaits, "the pod is being deleted"
 		}
 		e.Notes = append(e.Notes, "The pod is being deleted.")
 	case !waits(p):
@@ -152,8 +170,8 @@ func (x *Explainer) Pod(p *v1.Pod) Explanation {
 	e.cost()
 	for i := range e.Changes {
 		if file := e.Changes[i].file(); file != "" {
-			e.Notes = append(e.Notes, fmt.Sprintf("Keep %s until the new pod exists: if kubectl replace fails after it has deleted the pod, "+
-				"kubectl create -f %s creates it.", file, file))
+			e.Notes = append(e.Notes, fmt.Sprintf("Keep %s until the new pod exists: if kubectl replace fails after it has deleted "+
+				"the pod, kubectl create -f %s creates it.", file, file))
 			break
 		}
 	}

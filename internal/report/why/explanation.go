@@ -198,6 +198,10 @@ type Change struct {
 
 	// unsure is true where it also does what the copy does not show.
 	unsure bool
+	// until is when the pods of a ChangeWait are gone, at the latest; stuck is what is wrong
+	// with one that should be gone, "" for none.
+	until time.Time
+	stuck string
 }
 
 // Autoscaler says what a cluster autoscaler makes of the pod.

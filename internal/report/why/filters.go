@@ -71,6 +71,28 @@ func (a *ask) peak() accel.Units {
 	return accel.Units(a.requests[a.resource()])
 }
 
+// after are the pods nominated to a node that kube-scheduler counts as if they were on it:
+// those of no lower priority.
+func (a *ask) after(n *nodeView) []placedPod {
+	var out []placedPod
+	for _, p := range n.nominated {
+		self := p.Namespace == a.pod.Namespace && p.Name == a.pod.Name
+		if !self && priorityOf(p.Pod) >= priorityOf(a.pod) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// free is what kube-scheduler counts as free of a resource for the pod.
+func (a *ask) free(n *nodeView, r v1.ResourceName) int64 {
+	free := n.free(r)
+	for _, p := range a.after(n) {
+		free -= p.requests[r]
+	}
+	return free
+}
+
 // hindrance is why kube-scheduler's own filters keep the pod off a node.
 type hindrance struct {
 	code Code
@@ -97,14 +119,14 @@ func (a *ask) hindrances(n *nodeView) []hindrance {
 	about := a.resource()
 	for _, name := range slices.Sorted(maps.Keys(a.requests)) {
 		want := a.requests[name]
-		if name == about || want <= 0 || want <= n.free(name) {
+		if name == about || want <= 0 || want <= a.free(n, name) {
 			continue
 		}
-		h := hindrance{code: CPUOrMemory, resource: name, missing: want - n.free(name)}
-		h.text = fmt.Sprintf("lacks %s of %s", quantity(name, h.missing), name)
+		h := hindrance{code: CPUOrMemory, resource: name, missing: want - a.free(n, name)}
+		h.text = fmt.Sprintf("insufficient %s (%s short)", name, quantity(name, h.missing))
 		switch {
 		case name == v1.ResourcePods:
-			h.code, h.text = Pods, fmt.Sprintf("runs as many pods as it may (%d)", n.allocatable[name])
+			h.code, h.text = Pods, fmt.Sprintf("pod limit reached (%d)", n.allocatable[name])
 		case name == v1.ResourceEphemeralStorage:
 			h.code = Ephemeral
 		case name != v1.ResourceCPU && name != v1.ResourceMemory:
@@ -187,7 +209,7 @@ func (a *ask) takenPort(n *nodeView) string {
 	if len(wanted) == 0 {
 		return ""
 	}
-	for _, p := range n.pods {
+	for _, p := range slices.Concat(n.pods, a.after(n)) {
 		for _, taken := range hostPorts(p.Pod) {
 			for _, want := range wanted {
 				same := cmp.Or(want.HostIP, "0.0.0.0") == cmp.Or(taken.HostIP, "0.0.0.0") ||

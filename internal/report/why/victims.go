@@ -45,7 +45,7 @@ func (s *search) victims(c *candidate) []victim {
 	var out []victim
 	about := s.a.resource()
 	for _, p := range c.n.pods {
-		if p.DeletionTimestamp == nil && p.requests[about] > 0 && !stays(p.Pod) {
+		if p.DeletionTimestamp == nil && p.requests[about] > 0 && !stays(p.Pod) && !related(p.Pod, s.a.pod) {
 			out = append(out, victim{pod: p.Pod, parts: map[accel.DeviceID]accel.Units{}})
 		}
 	}
@@ -71,6 +71,13 @@ func stays(p *v1.Pod) bool {
 	return o != nil && (o.Kind == "DaemonSet" || o.Kind == "Node")
 }
 
+// related reports whether pods have the same controller.
+func related(p, q *v1.Pod) bool {
+	kind, name := controllerOf(p)
+	ofKind, ofName := controllerOf(q)
+	return kind != "" && kind == ofKind && name == ofName && p.Namespace == q.Namespace
+}
+
 // compareVictims orders pods, the one to end first: the lowest priority, then the youngest.
 func compareVictims(a, b *v1.Pod) int {
 	return cmp.Or(cmp.Compare(priorityOf(a), priorityOf(b)), b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
@@ -84,13 +91,25 @@ func priorityOf(p *v1.Pod) int32 {
 	return 0
 }
 
+// recreated counts the pods that a controller creates again.
+func recreated(pods []*v1.Pod) int {
+	n := 0
+	for _, p := range pods {
+		if metav1.GetControllerOfNoCopy(p) != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // ends is a set of pods of a node whose end admits the pod.
 type ends struct {
 	n    *nodeView
 	pods []*v1.Pod
 }
 
-// better orders sets: fewest pods, lowest priority, youngest.
+// better orders sets: fewest pods, fewest that a controller recreates, lowest priority,
+// youngest.
 func better(a, b []*v1.Pod) bool {
 	highest := func(pods []*v1.Pod) (priority int32, oldest time.Time) {
 		for i, p := range pods {
@@ -105,7 +124,7 @@ func better(a, b []*v1.Pod) bool {
 	}
 	pa, oa := highest(a)
 	pb, ob := highest(b)
-	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(pa, pb), ob.Compare(oa)) < 0
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(recreated(a), recreated(b)), cmp.Compare(pa, pb), ob.Compare(oa)) < 0
 }
 
 // candidate is a node of which pods may end.
@@ -181,12 +200,14 @@ func (s *search) ending(b *ends) Change {
 	var texts []string
 	may := true
 	for _, p := range b.pods {
-		text := fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, count(int(requestsOf(p)[s.a.resource()]), "unit"))
-		if owner := ownerText(p); owner != "" {
-			text = fmt.Sprintf("%s/%s (%s; %s makes another one)", p.Namespace, p.Name,
-				count(int(requestsOf(p)[s.a.resource()]), "unit"), owner)
+		text := count(int(requestsOf(p)[s.a.resource()]), "unit")
+		if priority := priorityOf(p); priority > priorityOf(s.a.pod) {
+			text += fmt.Sprintf("; its priority is higher, %d", priority)
 		}
-		texts = append(texts, text)
+		if owner := ownerText(p); owner != "" {
+			text += fmt.Sprintf("; %s recreates it", owner)
+		}
+		texts = append(texts, fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, text))
 		may = may && s.x.snapshot.MayDelete != nil && s.x.snapshot.MayDelete(p.Namespace)
 		may = may && named(p.Namespace, p.Name)
 		c.Commands = append(c.Commands, kubectl("delete", "pod", "-n", p.Namespace, p.Name))
@@ -195,7 +216,9 @@ func (s *search) ending(b *ends) Change {
 	if !may {
 		c.Commands, c.By = nil, "a user who may delete the pods"
 	}
-	return s.at(c, s.a, b.n, goneUIDs(uidsOf(b.pods)))
+	c = s.at(c, s.a, b.n, goneUIDs(uidsOf(b.pods)))
+	c.Verified = c.Verified && recreated(b.pods) == 0 // which of the two gets the devices, the order of the queue says
+	return c
 }
 
 // least is how many pods must end on a node at least: enough of the largest on each of as
@@ -392,7 +415,12 @@ func (s *search) moreNodes() (Change, bool) {
 			}
 		}
 		fresh := *j.n.without(gone)
+		fresh.nominated = nil
 		node := fresh.Node.DeepCopy()
+		node.Name = anotherNode
+		if _, has := node.Labels[v1.LabelHostname]; has {
+			node.Labels[v1.LabelHostname] = anotherNode
+		}
 		node.Spec.Unschedulable = false
 		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isPassing)
 		node.Status.Conditions = nil
@@ -400,7 +428,7 @@ func (s *search) moreNodes() (Change, bool) {
 		if len(s.a.hindrances(&fresh)) > 0 {
 			continue
 		}
-		if about := s.a.resource(); about != "" && s.a.requests[about] > fresh.free(about) {
+		if about := s.a.resource(); about != "" && s.a.requests[about] > s.a.free(&fresh, about) {
 			continue
 		}
 		if r := s.a.shared; r.Resource != "" {
@@ -408,8 +436,8 @@ func (s *search) moreNodes() (Change, bool) {
 			if in == nil || r.Devices > 1 && !in.Several {
 				continue
 			}
-			l := s.x.world.copyOf([]string{j.n.Name}, func(h *heldUnits) bool { return gone[types.UID(h.Pod.UID)] || isEnding(h) }, false)
-			if fits(l, r, j.n.Name).Code != accel.Fits {
+			l := s.x.world.another(j.n.Name, func(h *heldUnits) bool { return gone[types.UID(h.Pod.UID)] || isEnding(h) })
+			if fits(l, r, anotherNode).Code != accel.Fits {
 				continue
 			}
 		}
