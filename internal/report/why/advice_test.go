@@ -322,3 +322,29 @@ func TestEndPods(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// TestPair: two changes together are found on whichever node they admit the pod.
+func TestPair(t *testing.T) {
+	for _, tt := range []struct {
+		units int64
+		taint bool
+		want  string
+	}{
+		{20, false, "uncordon gcu-3, and spread over 2 devices (10 each)"},
+		{13, false, "uncordon gcu-3, and request 12 instead of 13"}, // 13 has no equal parts
+		{13, true, "remove taint dedicated=gcu-3:NoSchedule of gcu-3, and request 12 instead of 13"},
+	} {
+		b := newBuilder(t)
+		b.node("gcu-1", []accel.Units{16}).Spec.Taints = []v1.Taint{{Key: "karpenter.sh/disrupted", Effect: v1.TaintEffectNoSchedule}}
+		b.node("gcu-2", []accel.Units{8}).Spec.Unschedulable = true
+		n := b.node("gcu-3", []accel.Units{12, 12})
+		if n.Spec.Unschedulable = !tt.taint; tt.taint {
+			n.Spec.Taints = []v1.Taint{{Key: "dedicated", Value: n.Name, Effect: v1.TaintEffectNoSchedule}}
+		}
+		b.waiting("train", tt.units, insufficient)
+		e := explainTrain(b, nil)
+		if len(e.Changes) == 0 || e.Changes[0].Text != tt.want {
+			t.Errorf("%+v, want %q", e.Changes, tt.want)
+		}
+	}
+}

@@ -79,7 +79,7 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 		switch {
 		case len(j.hindrances) == 0:
 			s.open = append(s.open, j.n)
-		case len(j.hindrances) == 1:
+		case len(j.hindrances) == 1 && !slices.ContainsFunc(j.n.Spec.Taints, isHandled):
 			if c, ok := s.removal(j.n, &j.hindrances[0]); ok {
 				s.shut = append(s.shut, obstacle{j.n, c})
 			}

@@ -223,19 +223,27 @@ func TestTaintsThatStay(t *testing.T) {
 		"node.cloudprovider.kubernetes.io/uninitialized": true, "node.kubernetes.io/memory-pressure": true,
 	} {
 		b := newBuilder(t)
-		b.node("gcu-1", []accel.Units{16}).Spec.Taints = []v1.Taint{{Key: key, Effect: v1.TaintEffectNoSchedule}}
-		b.waiting("train", 8, insufficient)
+		n := b.node("gcu-1", []accel.Units{16})
+		n.Spec.Taints = []v1.Taint{{Key: key, Effect: v1.TaintEffectNoSchedule}}
+		p := b.waiting("train", 8, insufficient)
 		e := explainTrain(b, nil)
-		if !stays {
+		if stays {
+			noChangeOf(t, &e, ChangeNode)
+			noChangeOf(t, &e, ChangeAnnotation)
+		} else {
 			changeOf(t, &e, ChangeNode)
 			changeOf(t, &e, ChangeAnnotation)
-			continue
 		}
-		noChangeOf(t, &e, ChangeNode)
-		noChangeOf(t, &e, ChangeAnnotation)
-		if more := slices.ContainsFunc(e.Changes, func(c Change) bool { return c.Kind == ChangeMoreNodes }); more ==
-			strings.HasPrefix(key, "node-role") {
+		more := slices.ContainsFunc(e.Changes, func(c Change) bool { return c.Kind == ChangeMoreNodes })
+		if passes := stays && !strings.HasPrefix(key, "node-role"); more != passes {
 			t.Errorf("%s: another node is offered: %v", key, more)
+		}
+		// A node that a controller removes is not uncordoned either.
+		n.Spec.Unschedulable = true
+		p.Spec.Tolerations = []v1.Toleration{{Key: key, Operator: v1.TolerationOpExists}}
+		e = explainTrain(b, nil)
+		if uncordons := len(e.Changes) > 0 && e.Changes[0].Kind == ChangeNode; uncordons != !isHandled(n.Spec.Taints[0]) {
+			t.Errorf("%s: uncordoned: %v", key, uncordons)
 		}
 	}
 }

@@ -125,8 +125,8 @@ func (r *remake) template(c *Change, command []string) {
 	}
 }
 
-// both is a change of annotations or tolerations and one of the request. The pod is created
-// again, so the first must be written where its request is.
+// both is a change of annotations and one of the request. The pod is created again, so its
+// annotations must be written where its request is.
 func (r *remake) both(first, c Change) Change {
 	c.Text = first.Text + ", and " + c.Text
 	if r.kind == "" && len(first.Commands) > 0 && len(c.Commands) > 0 {

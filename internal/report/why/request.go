@@ -292,9 +292,6 @@ func (s *search) pair() (Change, bool) {
 			return s.remake.both(v.change, c), true
 		}
 	}
-	if c, ok := s.lessUnits(s.a, nodesOf(s.tolerable)); ok {
-		return s.remake.both(changeFor(s.tolerable, c.Node), c), true
-	}
 	return s.indivisible()
 }
 

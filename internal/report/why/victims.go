@@ -374,15 +374,21 @@ func subsets(n, k int) func(yield func([]int) bool) {
 	}
 }
 
-// isPassing reports whether a taint is one of a state of its node, which a controller sets and
-// removes itself. A new node has none.
-func isPassing(t v1.Taint) bool {
+// isHandled reports whether a taint says that a controller starts or removes the node. Such a
+// node is left alone, also for a pod that tolerates the taint.
+func isHandled(t v1.Taint) bool {
 	switch t.Key {
 	case "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
 		return true
 	}
-	return strings.HasPrefix(t.Key, "node.kubernetes.io/") || strings.Contains(t.Key, "cloudprovider.kubernetes.io/") ||
-		strings.HasPrefix(t.Key, "karpenter.sh/") || strings.HasSuffix(t.Key, "/agent-not-ready")
+	return strings.Contains(t.Key, "cloudprovider.kubernetes.io/") || strings.HasPrefix(t.Key, "karpenter.sh/") ||
+		strings.HasSuffix(t.Key, "/agent-not-ready")
+}
+
+// isPassing reports whether a taint is one of a state of its node, which a controller sets and
+// removes itself. A new node has none.
+func isPassing(t v1.Taint) bool {
+	return isHandled(t) || strings.HasPrefix(t.Key, "node.kubernetes.io/")
 }
 
 // isSystems reports whether a taint is one that a person leaves alone: a controller's, or that
