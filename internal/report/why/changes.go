@@ -362,7 +362,9 @@ func (s *search) node() (Change, bool) {
 		switch v := accel.VendorOfMemory(s.a.shared.Resource); {
 		case j.code == NodeNotLabelled && v != nil:
 			c.Text = "label " + j.n.Name + " as a node with devices"
-			c.Commands = ofNode(j.n.Name, "label", "node", j.n.Name, v.NodeLabel+"=true")
+			if _, has := j.n.Labels[v.NodeLabel]; !has { // with another value, a person decided so
+				c.Commands = ofNode(j.n.Name, "label", "node", j.n.Name, v.NodeLabel+"=true")
+			}
 		case j.code == Disabled:
 			c.Text, c.Commands = "enable Divvy on "+j.n.Name, ofNode(j.n.Name, "label", "node", j.n.Name, labelEnabled+"-")
 		case slices.Contains([]Code{DaemonMissing, NotRegistered, InventoryBroken, OldRelease}, j.code):

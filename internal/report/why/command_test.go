@@ -214,6 +214,21 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+// TestNodeLabelOfVendor: a node that has the vendor's label with another value keeps it.
+func TestNodeLabelOfVendor(t *testing.T) {
+	for _, value := range []string{"", "false"} {
+		b := newBuilder(t)
+		goldenCases[NodeNotLabelled].make(b)
+		if value != "" {
+			b.Nodes[0].Labels["enflame.com/gcushare"] = value
+		}
+		e := explainTrain(b, nil)
+		if c := changeOf(t, &e, ChangeNode); len(c.Commands) > 0 != (value == "") {
+			t.Errorf("%q: commands %q", value, c.Commands)
+		}
+	}
+}
+
 // TestTaintsThatStay: taints that a controller sets are neither removed nor tolerated.
 func TestTaintsThatStay(t *testing.T) {
 	for key, stays := range map[string]bool{

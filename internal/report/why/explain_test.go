@@ -205,7 +205,7 @@ func TestReasons(t *testing.T) {
 }
 
 // BenchmarkExplain explains one pod of 5000 nodes with 8 devices each, after the lists have
-// arrived. It takes no longer than 2 s.
+// arrived. It takes no longer than 2 s on a quiet machine.
 func BenchmarkExplain(b *testing.B) {
 	one := []v1.Taint{{Key: "dedicated", Effect: v1.TaintEffectNoSchedule}}
 	for _, bench := range []struct {
