@@ -39,9 +39,10 @@ func carryOut(t *testing.T, e why.Explanation, kind why.ChangeKind) {
 	if at < 0 {
 		t.Fatalf("no verified change of kind %s with a command: %+v", kind, e.Changes)
 	}
+	dir := t.TempDir() // some write a file
 	for _, command := range e.Changes[at].Commands {
 		t.Log(command)
-		if _, err := lab.CLI.Command(t.Context(), "", "bash", "-o", "pipefail", "-c", command); err != nil {
+		if _, err := lab.CLI.Command(t.Context(), "", "bash", "-c", "cd '"+dir+"' && "+command); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -112,7 +112,7 @@ func dumpOf(t *testing.T, objects ...runtime.Object) string {
 func TestCommand(t *testing.T) {
 	yes := true
 	owned := pod("train-0", "20", corev1.PodPending)
-	owned.OwnerReferences = []metav1.OwnerReference{{Kind: "StatefulSet", Name: "train", Controller: &yes}}
+	owned.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "train", Controller: &yes}}
 	meta := metav1.ObjectMeta{Namespace: "team-a", Name: "train"}
 	waiting := []runtime.Object{node(t), pod("train-0", "20", corev1.PodPending)}
 	slim := node(t)

@@ -44,8 +44,9 @@ func carryOut(t *testing.T, s *Snapshot, c *Change) *Snapshot {
 		if len(c.Commands) == 0 {
 			t.Fatalf("%+v has no commands", c)
 		}
+		files := map[string][]byte{}
 		for _, command := range c.Commands {
-			carryOutCommand(t, s, command)
+			carryOutCommand(t, s, files, command)
 		}
 	}
 	return s
@@ -55,9 +56,10 @@ func nodeNamed(s *Snapshot, name string) *v1.Node {
 	return &s.Nodes[slices.IndexFunc(s.Nodes, func(n v1.Node) bool { return n.Name == name })]
 }
 
-func carryOutCommand(t *testing.T, s *Snapshot, command string) {
+// carryOutCommand carries out one command. files are those that commands wrote before.
+func carryOutCommand(t *testing.T, s *Snapshot, files map[string][]byte, command string) {
 	t.Helper()
-	command, replaces := strings.CutSuffix(command, " | kubectl replace --force -f -")
+	command, file, _ := strings.Cut(command, " > ")
 	words, err := shell.Fields(command, nil)
 	if err != nil {
 		t.Fatalf("%s: %v", command, err)
@@ -69,6 +71,7 @@ func carryOutCommand(t *testing.T, s *Snapshot, command string) {
 		namespace = rest[i+1]
 		rest = slices.Delete(rest, i, i+2)
 	}
+	overwrite := slices.Contains(rest, "--overwrite")
 	rest = slices.DeleteFunc(rest, func(w string) bool { return w == "--overwrite" })
 	pod := func() *v1.Pod {
 		p := s.Pod(namespace, rest[1])
@@ -84,7 +87,11 @@ func carryOutCommand(t *testing.T, s *Snapshot, command string) {
 	case "label":
 		for _, pair := range rest[2:] {
 			key, value, _ := strings.Cut(pair, "=")
-			nodeNamed(s, rest[1]).Labels[key] = value
+			if n := nodeNamed(s, rest[1]); n.Labels[key] == "" && !overwrite {
+				n.Labels[key] = value
+			} else {
+				t.Fatalf("%q overwrites a label", command)
+			}
 		}
 	case "taint":
 		n := nodeNamed(s, rest[1])
@@ -104,7 +111,7 @@ func carryOutCommand(t *testing.T, s *Snapshot, command string) {
 		}
 	case "patch":
 		p := pod()
-		if !replaces && slices.Contains(words, "--dry-run=client") {
+		if dry := slices.Contains(words, "--dry-run=client"); dry != (file != "") {
 			wrong()
 		}
 		patch, err := jsonpatch.DecodePatch([]byte(rest[slices.Index(rest, "-p")+1]))
@@ -119,10 +126,20 @@ func carryOutCommand(t *testing.T, s *Snapshot, command string) {
 		if err != nil {
 			t.Fatalf("%s: %v", command, err)
 		}
+		if file != "" {
+			files[file] = after
+			return
+		}
 		*p = v1.Pod{}
 		if err := json.Unmarshal(after, p); err != nil {
 			t.Fatal(err)
 		}
+	case "replace":
+		var p v1.Pod
+		if err := json.Unmarshal(files[rest[slices.Index(rest, "-f")+1]], &p); err != nil || !slices.Contains(rest, "--force") {
+			t.Fatalf("%q: %v", command, err)
+		}
+		*s.Pod(p.Namespace, p.Name) = p
 	case "delete":
 		p := pod()
 		s.Pods = slices.DeleteFunc(s.Pods, func(o v1.Pod) bool { return o.UID == p.UID })

@@ -28,15 +28,39 @@ type search struct {
 	nodes []judged
 	// open are the nodes that only the resource keeps the pod off, and shut those that one
 	// removable thing does besides.
-	open   []*nodeView
-	shut   []obstacle
-	remake remake
+	open []*nodeView
+	shut []obstacle
+	// tolerable are those that one taint does, and the toleration of it.
+	tolerable []obstacle
+	remake    remake
 }
 
-// obstacle is a node that one change of it opens.
+// obstacle is a node that one change opens.
 type obstacle struct {
 	n      *nodeView
 	change Change
+}
+
+func nodesOf(all []obstacle) []*nodeView {
+	out := make([]*nodeView, len(all))
+	for i := range all {
+		out[i] = all[i].n
+	}
+	return out
+}
+
+// changeFor is the change that opens a node.
+func changeFor(all []obstacle, node string) Change {
+	return all[slices.IndexFunc(all, func(o obstacle) bool { return o.n.Name == node })].change
+}
+
+// admitted is the first change after which the pod fits on the node that it opens.
+func (s *search) admitted(all []obstacle) (Change, bool) {
+	n, ok := s.admits(s.a, nodesOf(all)) // of all at once: one node costs as much as all
+	if !ok {
+		return Change{}, false
+	}
+	return s.at(changeFor(all, n.Name), s.a, n, nil), true
 }
 
 // explainChanges adds the smallest change of each kind.
@@ -49,15 +73,18 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	if anyFits(nodes) {
 		return // nothing needs to change
 	}
-	s := &search{x: x, a: a, nodes: nodes, remake: remake{a.pod, e.Owner}}
+	s := &search{x: x, a: a, nodes: nodes, remake: x.snapshot.remake(a.pod)}
 	for i := range nodes {
 		j := &nodes[i]
 		switch {
 		case len(j.hindrances) == 0:
 			s.open = append(s.open, j.n)
-		case len(j.hindrances) == 1:
+		case len(j.hindrances) == 1 && !slices.ContainsFunc(j.n.Spec.Taints, isHandled):
 			if c, ok := s.removal(j.n, &j.hindrances[0]); ok {
 				s.shut = append(s.shut, obstacle{j.n, c})
+			}
+			if t := j.hindrances[0].taint; t != nil && !isSystems(*t) {
+				s.tolerable = append(s.tolerable, obstacle{j.n, s.toleration(t)})
 			}
 		}
 	}
@@ -68,7 +95,7 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 			found = append(found, c)
 		}
 	}
-	if !slices.ContainsFunc(found, func(c Change) bool { return c.Verified }) {
+	if !slices.ContainsFunc(found, func(c Change) bool { return c.Verified || c.unsure }) {
 		if c, ok := s.pair(); ok {
 			found = append(found, c)
 		}
@@ -78,6 +105,14 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	}
 	if slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == NoSuchResource && len(c.Nodes) == 0 }) {
 		found = nil // the pod needs something else, too
+	}
+	if name := a.pod.Spec.SchedulerName; x.othersPlace(e, a.pod) {
+		for i := range found {
+			found[i].Verified = false
+		}
+		if len(found) > 0 {
+			e.Notes = append(e.Notes, fmt.Sprintf("No change is verified, because the scheduler %q decides about the pod.", name))
+		}
 	}
 	why := x.world.unjudged(a.pod)
 	for _, c := range e.Causes {
@@ -95,6 +130,9 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 		}
 	}
 	e.Changes = append(e.Changes, found...)
+	if slices.ContainsFunc(found, func(c Change) bool { return c.Kind == ChangeEnd && len(c.Commands) > 0 }) {
+		e.Notes = append(e.Notes, "kubectl delete does not respect PodDisruptionBudgets.")
+	}
 	if len(found) == 0 {
 		e.Notes = append(e.Notes, "No change of this pod alone helps.")
 	}
@@ -109,7 +147,7 @@ func (s *search) admits(a *ask, nodes []*nodeView) (*nodeView, bool) {
 	names := make([]string, 0, len(nodes))
 	able := make([]*nodeView, 0, len(nodes))
 	for _, n := range nodes {
-		if about != "" && a.requests[about] > n.free(about) {
+		if about != "" && a.requests[about] > a.free(n, about) {
 			continue
 		}
 		if a.shared.Resource != "" {
@@ -138,7 +176,7 @@ func (s *search) admits(a *ask, nodes []*nodeView) (*nodeView, bool) {
 
 // at fills in where a change puts the pod.
 func (s *search) at(c Change, a *ask, n *nodeView, gone func(*heldUnits) bool) Change {
-	c.Node, c.Verified = n.Name, true
+	c.Node, c.Verified = n.Name, !c.unsure
 	if a.shared.Resource == "" {
 		return c
 	}
@@ -158,49 +196,73 @@ func (s *search) at(c Change, a *ask, n *nodeView, gone func(*heldUnits) bool) C
 	return c
 }
 
-// wait is kind 0: pods that are ending free enough.
+// slack is how long after the end of its grace period a pod may take to be gone.
+const slack = 30 * time.Second
+
+// wait is kind 0: pods that are ending free enough. Where only those do that should be gone
+// already, the change is not verified.
 func (s *search) wait() (Change, bool) {
+	var late *Change
 	for i := range s.nodes {
 		n := s.nodes[i].n
 		if !s.nodes[i].movable() {
 			continue
 		}
-		gone := map[types.UID]bool{}
+		c := Change{Kind: ChangeWait, until: s.x.snapshot.Taken}
+		gone, overdue := map[types.UID]bool{}, map[types.UID]bool{}
 		for _, p := range n.pods {
-			if p.DeletionTimestamp != nil {
+			at := p.DeletionTimestamp
+			switch {
+			case at == nil:
+			case at.Add(slack).Before(s.x.snapshot.Taken):
+				overdue[p.UID] = true
+				since := at.Time
+				if grace := p.DeletionGracePeriodSeconds; grace != nil {
+					since = since.Add(-time.Duration(*grace) * time.Second)
+				}
+				c.stuck = fmt.Sprintf("%s/%s has been terminating since %s; check kubelet and finalizers", p.Namespace, p.Name,
+					since.UTC().Format(time.RFC3339))
+			default:
 				gone[p.UID] = true
+				if at.After(c.until) {
+					c.until = at.Time
+				}
 			}
 		}
-		if len(gone) == 0 && len(endingOn(s.x.world, n.Name, s.a.shared.Resource)) == 0 {
+		c.until = c.until.Add(slack)
+		known := endingOn(s.x.world, n.Name, s.a.shared.Resource) // also those that their node alone knows
+		if len(gone) == 0 && len(known) == 0 && len(overdue) == 0 {
 			continue
 		}
-		if !s.fitsWithout(n, s.a, gone, isEnding) {
-			continue
+		ends := func(h *heldUnits) bool { return isEnding(h) && !overdue[types.UID(h.Pod.UID)] }
+		if s.fitsWithout(n, s.a, gone, ends) {
+			c.stuck, c.Text = "", waitText(n, gone, known)
+			return s.at(c, s.a, n, ends), true
 		}
-		names := podsText(n.pods, gone)
-		if len(names) == 0 {
-			names = endingOn(s.x.world, n.Name, s.a.shared.Resource)
+		maps.Copy(gone, overdue)
+		if late == nil && len(overdue) > 0 && s.fitsWithout(n, s.a, gone, isEnding) {
+			c.Text = waitText(n, gone, known)
+			c = s.at(c, s.a, n, isEnding)
+			c.Verified = false
+			late = &c
 		}
-		c := Change{Kind: ChangeWait, Text: "wait until " + listed(names, 3) + " ended"}
-		return s.at(c, s.a, n, isEnding), true
 	}
-	return Change{}, false
+	if late == nil {
+		return Change{}, false
+	}
+	return *late, true
 }
 
-// endingUntil is when the last pod that is ending on a node is gone, at the latest.
-func (x *Explainer) endingUntil(nodes []judged, a *ask) time.Time {
-	var until time.Time
-	for i := range nodes {
-		for _, p := range nodes[i].n.pods {
-			if t := p.DeletionTimestamp; t != nil && p.requests[a.resource()] > 0 && t.After(until) {
-				until = t.Time
-			}
-		}
+func waitText(n *nodeView, gone map[types.UID]bool, known []string) string {
+	names := podsText(n.pods, gone)
+	if len(names) == 0 {
+		names = known
 	}
-	if until.IsZero() {
-		until = x.snapshot.Taken
+	verb := " has"
+	if len(names) > 1 {
+		verb = " have"
 	}
-	return until.Add(30 * time.Second)
+	return "wait until " + listed(names, 3) + verb + " terminated"
 }
 
 func podsText(pods []placedPod, chosen map[types.UID]bool) []string {
@@ -220,7 +282,7 @@ func (s *search) fitsWithout(n *nodeView, a *ask, gone map[types.UID]bool, held 
 	if a.mistake != nil || len(a.several) > 0 || len(a.hindrances(rest)) > 0 {
 		return false
 	}
-	if about := a.resource(); about != "" && a.requests[about] > rest.free(about) {
+	if about := a.resource(); about != "" && a.requests[about] > a.free(rest, about) {
 		return false
 	}
 	if a.shared.Resource == "" {
@@ -238,7 +300,7 @@ func (s *search) removal(n *nodeView, h *hindrance) (Change, bool) {
 	c := Change{Kind: ChangeNode, By: administrator, Node: n.Name}
 	switch h.code {
 	case Cordoned:
-		c.Text, c.Commands = "uncordon "+n.Name, []string{"kubectl uncordon " + n.Name}
+		c.Text, c.Commands = "uncordon "+n.Name, ofNode(n.Name, "uncordon", n.Name)
 	case Selector:
 		missing := missingLabels(s.a.pod, n.Node)
 		if len(missing) == 0 || s.a.pod.Spec.NodeName != "" {
@@ -246,35 +308,50 @@ func (s *search) removal(n *nodeView, h *hindrance) (Change, bool) {
 		}
 		c.Cost = 1
 		var pairs []string
-		command := "kubectl label node " + n.Name
 		for _, k := range slices.Sorted(maps.Keys(missing)) {
-			pairs = append(pairs, k+"="+missing[k])
-			command += " " + quoteShell(k+"="+missing[k])
-			if _, has := n.Labels[k]; has && !strings.Contains(command, "--overwrite") {
-				command = strings.Replace(command, "kubectl label", "kubectl label --overwrite", 1)
+			if _, has := n.Labels[k]; has || !keyed(k) || !mayLabel(k) {
+				return Change{}, false
 			}
+			pairs = append(pairs, k+"="+missing[k])
 		}
-		c.Text, c.Commands = "label "+n.Name+" "+strings.Join(pairs, ","), []string{command}
+		c.Text = "label " + n.Name + " " + strings.Join(pairs, ",")
+		c.Commands = ofNode(n.Name, append([]string{"label", "node", n.Name}, pairs...)...)
 	case Taint:
 		if isSystems(*h.taint) {
 			return Change{}, false
 		}
 		c.Cost = 2
 		c.Text = "remove taint " + taintText(h.taint) + " of " + n.Name
-		c.Commands = []string{"kubectl taint node " + n.Name + " " + quoteShell(taintText(h.taint)+"-")}
+		if keyed(h.taint.Key) {
+			c.Commands = ofNode(n.Name, "taint", "node", n.Name, taintText(h.taint)+"-")
+		}
 	default:
 		return Change{}, false
 	}
 	return c, true
 }
 
+// mayLabel reports whether a label of a node is a person's to set, by its key. Those that
+// kubelet, a cloud provider or a vendor's discovery set say what the node is.
+func mayLabel(key string) bool {
+	if key == labelEnabled {
+		return true
+	}
+	for i := range accel.Vendors {
+		if v := &accel.Vendors[i]; key == v.NodeLabel || v.Owns(key) {
+			return key == v.NodeLabel
+		}
+	}
+	domain, _, has := strings.Cut(key, "/")
+	return !has || !slices.ContainsFunc([]string{"kubernetes.io", "k8s.io", "karpenter.sh"}, func(of string) bool {
+		return domain == of || strings.HasSuffix(domain, "."+of)
+	})
+}
+
 // node is kind 1.
 func (s *search) node() (Change, bool) {
-	for i := range s.shut {
-		o := &s.shut[i]
-		if n, ok := s.admits(s.a, []*nodeView{o.n}); ok {
-			return s.at(o.change, s.a, n, nil), true
-		}
+	if c, ok := s.admitted(s.shut); ok {
+		return c, true
 	}
 	for i := range s.nodes {
 		j := &s.nodes[i]
@@ -285,11 +362,13 @@ func (s *search) node() (Change, bool) {
 		switch v := accel.VendorOfMemory(s.a.shared.Resource); {
 		case j.code == NodeNotLabelled && v != nil:
 			c.Text = "label " + j.n.Name + " as a node with devices"
-			c.Commands = []string{"kubectl label node " + j.n.Name + " " + v.NodeLabel + "=true"}
+			if _, has := j.n.Labels[v.NodeLabel]; !has { // with another value, a person decided so
+				c.Commands = ofNode(j.n.Name, "label", "node", j.n.Name, v.NodeLabel+"=true")
+			}
 		case j.code == Disabled:
-			c.Text, c.Commands = "let divvy-node run on "+j.n.Name, []string{"kubectl label node " + j.n.Name + " " + labelEnabled + "-"}
+			c.Text, c.Commands = "enable Divvy on "+j.n.Name, ofNode(j.n.Name, "label", "node", j.n.Name, labelEnabled+"-")
 		case slices.Contains([]Code{DaemonMissing, NotRegistered, InventoryBroken, OldRelease}, j.code):
-			c.Text, c.Commands = "examine divvy-node on "+j.n.Name, []string{"kubectl divvy doctor"}
+			c.Text, c.Commands = "examine divvy-node on "+j.n.Name, []string{kubectl("divvy", "doctor")}
 		default:
 			continue
 		}
@@ -305,18 +384,18 @@ type variant struct {
 	nodes  []*nodeView // that nothing but the resource keeps it off
 }
 
-// annotation is kind 2.
+// annotation is kind 2: other annotations, else one more toleration.
 func (s *search) annotation() (Change, bool) {
 	for v := range s.annotationVariants(s.a, s.open) {
 		if n, ok := s.admits(v.a, v.nodes); ok {
 			return s.at(v.change, v.a, n, nil), true
 		}
 	}
-	return Change{}, false
+	return s.admitted(s.tolerable)
 }
 
-// annotationVariants yields the pod with other annotations or tolerations, which can be
-// changed while it waits: the ones to prefer first.
+// annotationVariants yields the pod with other annotations, which can be changed while it
+// waits: the ones to prefer first.
 func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(variant) bool) {
 	return func(yield func(variant) bool) {
 		p := a.pod
@@ -326,23 +405,23 @@ func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(v
 			if changed.Annotations == nil {
 				changed.Annotations = map[string]string{}
 			}
-			command := fmt.Sprintf("kubectl annotate pod -n %s %s", p.Namespace, p.Name)
+			command := []string{"annotate", "pod", "-n", p.Namespace, p.Name}
 			overwrite := false
 			for _, key := range slices.Sorted(maps.Keys(set)) {
 				if set[key] == "" {
 					delete(changed.Annotations, key)
-					command += " " + key + "-"
+					command = append(command, key+"-")
 					continue
 				}
 				_, has := p.Annotations[key]
 				overwrite = overwrite || has
 				changed.Annotations[key] = set[key]
-				command += " " + quoteShell(key+"="+set[key])
+				command = append(command, key+"="+set[key])
 			}
 			if overwrite {
-				command += " --overwrite"
+				command = append(command, "--overwrite")
 			}
-			c.Commands = []string{command}
+			c.Commands = ofPod(p, command...)
 			return variant{s.x.world.newAsk(changed), c, nodes}
 		}
 		if r := a.shared; r.Resource != "" && len(a.several) == 0 {
@@ -380,43 +459,20 @@ func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(v
 				}
 			}
 		}
-		s.tolerations(a, yield)
 	}
 }
 
-// tolerations yields the pod with one more toleration, for each taint that keeps it off a
-// node.
-func (s *search) tolerations(a *ask, yield func(variant) bool) {
-	var seen []string
-	for i := range s.nodes {
-		for k := range s.nodes[i].hindrances {
-			t := s.nodes[i].hindrances[k].taint
-			if t == nil || isSystems(*t) || slices.Contains(seen, taintText(t)) {
-				continue
-			}
-			seen = append(seen, taintText(t))
-			add := v1.Toleration{Key: t.Key, Operator: v1.TolerationOpEqual, Value: t.Value, Effect: t.Effect}
-			changed := a.pod.DeepCopy()
-			changed.Spec.Tolerations = append(changed.Spec.Tolerations, add)
-			v := variant{a: s.x.world.newAsk(changed)}
-			for m := range s.nodes {
-				if j := &s.nodes[m]; len(j.hindrances) > 0 && !slices.ContainsFunc(j.hindrances, func(h hindrance) bool {
-					return h.code != Taint
-				}) && len(v.a.hindrances(j.n)) == 0 {
-					v.nodes = append(v.nodes, j.n)
-				}
-			}
-			op := jsonPatch("add", "/spec/tolerations/-", add)
-			if len(a.pod.Spec.Tolerations) == 0 {
-				op = jsonPatch("add", "/spec/tolerations", []v1.Toleration{add})
-			}
-			v.change = Change{Kind: ChangeAnnotation, Text: "tolerate taint " + taintText(t), Commands: []string{fmt.Sprintf(
-				"kubectl patch pod -n %s %s --type=json -p %s", a.pod.Namespace, a.pod.Name, quoteShell("["+op+"]"))}}
-			if !yield(v) {
-				return
-			}
-		}
+// toleration is the change of the pod that tolerates a taint. It is about nodes that nothing
+// else keeps the pod off: it matches no other taint.
+func (s *search) toleration(t *v1.Taint) Change {
+	p := s.a.pod
+	add := v1.Toleration{Key: t.Key, Operator: v1.TolerationOpEqual, Value: t.Value, Effect: t.Effect}
+	op := jsonPatch("add", "/spec/tolerations/-", add)
+	if len(p.Spec.Tolerations) == 0 {
+		op = jsonPatch("add", "/spec/tolerations", []v1.Toleration{add})
 	}
+	return Change{Kind: ChangeAnnotation, Text: "tolerate taint " + taintText(t),
+		Commands: ofPod(p, "patch", "pod", "-n", p.Namespace, p.Name, "--type=json", "-p", "["+op+"]")}
 }
 
 // selectionDrops are the ways to select devices less narrowly, those that drop the fewest

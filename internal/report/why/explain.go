@@ -7,9 +7,9 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
 // APIVersion and Kind are those of an Explanation.
@@ -31,14 +31,19 @@ type Explainer struct {
 func New(s *Snapshot) *Explainer { return &Explainer{s, newWorld(s)} }
 
 // Owner explains the oldest pod of a controller that waits, else its oldest one, or why
-// it has none.
+// it has none. A pod that has ended is explained, the newest, if there is no other.
 func (x *Explainer) Owner(o *Owner) Explanation {
-	pods := x.snapshot.podsOf(o)
-	for _, p := range pods {
+	var live, over []*v1.Pod
+	for _, p := range x.snapshot.podsOf(o) {
+		if ended(p) {
+			over = append(over, p)
+		} else {
+			live = append(live, p)
+		}
+	}
+	for _, p := range live {
 		if waits(p) && p.DeletionTimestamp == nil {
-			e := x.Pod(p)
-			e.Owner = o.String()
-			return e
+			return x.Pod(p)
 		}
 	}
 	e := x.explanation(Object{Namespace: o.Namespace})
@@ -47,19 +52,25 @@ func (x *Explainer) Owner(o *Owner) Explanation {
 		e.State = StateGated
 		e.Causes = []Cause{{Code: Suspended, Object: o.String(), Detail: "the Job is suspended", Evidence: []string{"spec.suspend: true"}}}
 		e.Waiting.Why = "the pods are made once spec.suspend is false"
-		e.Changes = []Change{{Kind: ChangeRequest, Text: "resume the Job", Commands: []string{fmt.Sprintf(
-			"kubectl patch job -n %s %s --type=merge -p '{\"spec\":{\"suspend\":false}}'", o.Namespace, o.Name)}}}
+		resume := Change{Kind: ChangeRequest, Text: "resume the Job"}
+		if named(o.Namespace, o.Name) {
+			resume.Commands = []string{kubectl("patch", kindJob, "-n", o.Namespace, o.Name, "--type=merge", "-p",
+				`{"spec":{"suspend":false}}`)}
+		}
+		e.Changes = []Change{resume}
 		e.Notes = append(e.Notes, "A queue such as Kueue suspends Jobs until they are admitted, and resumes them itself.")
 		e.cost()
 		return e
 	}
-	if events := x.failedCreate(o); len(pods) < int(o.Wanted) && (len(pods) == 0 || len(events) > 0 || o.Problem != "") {
-		return notCreated(e, o, len(pods), events)
+	if events := x.failedCreate(o); len(live) < int(o.Wanted) &&
+		(len(live)+len(over) == 0 || len(events) > 0 || o.Problem != "") {
+		return notCreated(e, o, len(live), events)
 	}
-	if len(pods) > 0 {
-		e := x.Pod(pods[0])
-		e.Owner = o.String()
-		return e
+	if len(live) > 0 {
+		return x.Pod(live[0])
+	}
+	if len(over) > 0 {
+		return x.Pod(over[len(over)-1])
 	}
 	e.State = StateRuns
 	e.Notes = append(e.Notes, fmt.Sprintf("%s has no pods and requests none.", o))
@@ -87,15 +98,25 @@ func (x *Explainer) failedCreate(o *Owner) []string {
 	var out []string
 	for i := range x.snapshot.Events {
 		e := &x.snapshot.Events[i]
-		name := e.InvolvedObject.Name
-		if e.Namespace != o.Namespace || e.Reason != "FailedCreate" || name != o.Name && !strings.HasPrefix(name, o.Name+"-") {
-			continue
-		}
-		if !slices.Contains(out, e.Message) {
+		if e.Namespace == o.Namespace && e.Reason == "FailedCreate" && o.makes(&e.InvolvedObject) && !slices.Contains(out, e.Message) {
 			out = append(out, e.Message)
 		}
 	}
 	return out
+}
+
+// hashLetters are those of the hashes in names of ReplicaSets.
+const hashLetters = "bcdfghjklmnpqrstvwxz2456789"
+
+// makes reports whether an object creates the owner's pods: itself, or the ReplicaSets of a
+// Deployment.
+func (o *Owner) makes(obj *v1.ObjectReference) bool {
+	kind := strings.ToLower(obj.Kind)
+	if o.Kind != kindDeployment {
+		return kind == o.Kind && obj.Name == o.Name
+	}
+	hash, ok := strings.CutPrefix(obj.Name, o.Name+"-")
+	return kind == kindReplicaSet && ok && hash != "" && strings.Trim(hash, hashLetters) == ""
 }
 
 func (x *Explainer) explanation(pod Object) Explanation {
@@ -123,7 +144,7 @@ func (x *Explainer) Pod(p *v1.Pod) Explanation {
 	case p.DeletionTimestamp != nil:
 		e.State = StateRuns
 		if waits(p) {
-			e.State = StateStarting
+			e.State, e.Waiting.Why = StateWaits, "the pod is being deleted"
 		}
 		e.Notes = append(e.Notes, "The pod is being deleted.")
 	case !waits(p):
@@ -147,6 +168,13 @@ func (x *Explainer) Pod(p *v1.Pod) Explanation {
 		x.explainWaiting(&e, a)
 	}
 	e.cost()
+	for i := range e.Changes {
+		if file := e.Changes[i].file(); file != "" {
+			e.Notes = append(e.Notes, fmt.Sprintf("Keep %s until the new pod exists: if kubectl replace fails after it has deleted "+
+				"the pod, kubectl create -f %s creates it.", file, file))
+			break
+		}
+	}
 	return e
 }
 
@@ -194,19 +222,6 @@ func (w *world) unitOf(r accel.Resource) string {
 
 func podText(p *v1.Pod) string { return "Pod " + p.Namespace + "/" + p.Name }
 
-// ownerText names the controller as kubectl takes it; "" for none. The ReplicaSets of a
-// Deployment are named after it and the hash of the pod's template.
-func ownerText(p *v1.Pod) string {
-	o := metav1.GetControllerOfNoCopy(p)
-	if o == nil {
-		return ""
-	}
-	if hash := p.Labels["pod-template-hash"]; o.Kind == "ReplicaSet" && hash != "" && strings.HasSuffix(o.Name, "-"+hash) {
-		return "deployment/" + strings.TrimSuffix(o.Name, "-"+hash)
-	}
-	return strings.ToLower(o.Kind) + "/" + o.Name
-}
-
 // explainFailed explains a pod that has failed.
 func (x *Explainer) explainFailed(e *Explanation, p *v1.Pod) {
 	e.State = StateFailed
@@ -225,15 +240,21 @@ func (x *Explainer) explainFailed(e *Explanation, p *v1.Pod) {
 	}
 	e.Causes = []Cause{c}
 	e.Waiting.Why = "a pod that failed does not start again"
-	command := fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name)
 	if c.Code == Unknown {
 		return
 	}
 	if e.Owner != "" {
-		e.Waiting.Why += "; " + e.Owner + " makes another one"
+		e.Waiting.Why += "; " + e.Owner + " recreates it"
 		return
 	}
-	e.Changes = []Change{{Kind: ChangeRequest, Text: "delete the pod, then create it again", Commands: []string{command}}}
+	ops := []string{jsonPatch("remove", "/spec/nodeName", nil)}
+	for _, key := range []string{wire.GrantAnnotation, wire.HeldAnnotation} {
+		if _, has := p.Annotations[key]; has {
+			ops = append(ops, jsonPatch("remove", "/metadata/annotations/"+pointer(key), nil))
+		}
+	}
+	r := remake{pod: p}
+	e.Changes = []Change{{Kind: ChangeRequest, Text: "delete the pod, then create it again", Commands: r.replace(ops)}}
 }
 
 // explainStarting explains a pod on its node that has not started.

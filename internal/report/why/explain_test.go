@@ -1,7 +1,6 @@
 package why
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
 // TestNeverVerifiedBesideUnjudged: what kube-scheduler may refuse for reasons that are not
@@ -171,21 +171,6 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestMarkup: names and messages of others cannot control a terminal.
-func TestMarkup(t *testing.T) {
-	b := newBuilder(t)
-	b.node("gcu-1", []accel.Units{16}, func(in *accel.Inventory) { in.Shares[0].Model = "S60\x1b[2J<b>" })
-	annotate(b.waiting("train", 8, "0/1 nodes are available: 1 evil\x1b[31m\nline."), "divvy.dev/use-models", "L600\x07,<script>")
-	e := explainTrain(b, nil)
-	var out bytes.Buffer
-	if err := Print(&out, &e); err != nil {
-		t.Fatal(err)
-	}
-	if strings.ContainsAny(out.String(), "\x1b\x07") || strings.Contains(out.String(), "\nline") {
-		t.Errorf("%q", &out)
-	}
-}
-
 func TestReasons(t *testing.T) {
 	for _, tt := range []struct {
 		message string
@@ -219,15 +204,51 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// BenchmarkExplain explains one pod of 5000 nodes with 8 devices each and 20000 pods, after the
-// lists have arrived. "full" has no device that fits.
+// BenchmarkExplain explains one pod of 5000 nodes with 8 devices each, after the lists have
+// arrived. It takes no longer than 2 s on a quiet machine.
 func BenchmarkExplain(b *testing.B) {
+	one := []v1.Taint{{Key: "dedicated", Effect: v1.TaintEffectNoSchedule}}
 	for _, bench := range []struct {
-		name  string
-		units int64
-	}{{"no device fits", 14}, {"several must end", 16}, {"larger than any device", 17}} {
+		name    string
+		units   int64
+		perNode int
+		change  func(s *Snapshot)
+	}{
+		{"no device fits", 14, 4, nil},
+		{"several must end", 16, 4, nil},
+		{"larger than any device", 17, 4, nil},
+		{"a taint that no pod tolerates", 17, 4, func(s *Snapshot) {
+			for i := range s.Nodes {
+				s.Nodes[i].Spec.Taints = one
+			}
+		}},
+		{"a taint of its own on each node", 17, 4, func(s *Snapshot) {
+			for i := range s.Nodes {
+				s.Nodes[i].Spec.Taints = []v1.Taint{{Key: "dedicated", Value: s.Nodes[i].Name, Effect: v1.TaintEffectNoSchedule}}
+			}
+		}},
+		{"12 pods on each node", 16, 12, nil},
+		{"12 pods on each node, several devices", 64, 12, func(s *Snapshot) {
+			annotate(s.Pod("team-a", "train"), wire.CountAnnotation, "4")
+		}},
+		{"12 pods on each node, larger than any device", 17, 12, nil},
+		{"13 pods on each node, several devices", 64, 13, func(s *Snapshot) {
+			annotate(s.Pod("team-a", "train"), wire.CountAnnotation, "4")
+		}},
+		{"whole devices, 13 pods on each node", 16, 13, wholeDevices},
+		{"anti-affinity of all pods", 14, 4, func(s *Snapshot) {
+			for i := range s.Pods[:len(s.Pods)-1] {
+				s.Pods[i].Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
+					RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{LabelSelector: &metav1.LabelSelector{
+						MatchLabels: map[string]string{"app": s.Pods[i].Name}}}}}}
+			}
+		}},
+	} {
 		b.Run(bench.name, func(b *testing.B) {
-			s := large(b, bench.units)
+			s := large(b, bench.units, bench.perNode)
+			if bench.change != nil {
+				bench.change(s)
+			}
 			b.ResetTimer()
 			for b.Loop() {
 				e := New(s).Pod(s.Pod("team-a", "train"))
@@ -239,9 +260,28 @@ func BenchmarkExplain(b *testing.B) {
 	}
 }
 
-func large(tb testing.TB, units int64) *Snapshot {
+// wholeDevices makes all pods request whole devices, of which each node has 24.
+func wholeDevices(s *Snapshot) {
+	const whole = "enflame.com/gcu"
+	for i := range s.Nodes {
+		s.Nodes[i].Status.Allocatable[whole] = resource.MustParse("24")
+	}
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		amount := resource.MustParse("1")
+		if p.Spec.NodeName == "" {
+			amount = p.Spec.Containers[0].Resources.Requests[memory]
+		}
+		p.Spec.Containers[0].Resources.Requests = v1.ResourceList{whole: amount}
+		p.Spec.Containers[0].Resources.Limits = v1.ResourceList{whole: amount}
+		p.Annotations = nil
+	}
+}
+
+// large is a cluster of 5000 nodes with perNode pods each, and a pod that waits.
+func large(tb testing.TB, units int64, perNode int) *Snapshot {
 	tb.Helper()
-	const nodes, perNode = 5000, 4
+	const nodes = 5000
 	rng := rand.New(rand.NewSource(1))
 	c := newBuilder(tb)
 	c.Pods = make([]v1.Pod, 0, nodes*perNode+1)
@@ -250,7 +290,11 @@ func large(tb testing.TB, units int64) *Snapshot {
 		c.node(name, []accel.Units{16, 16, 16, 16, 16, 16, 16, 16})
 		for k := range perNode {
 			// Of two devices each, so that none is empty.
-			c.on(fmt.Sprintf("p%d-%d", i, k), name, int64(6+2*rng.Intn(4)), 2*k, 2*k+1)
+			units := int64(6 + 2*rng.Intn(4))
+			if perNode > 4 {
+				units = 4
+			}
+			c.on(fmt.Sprintf("p%d-%d", i, k), name, units, 2*k%8, (2*k+1)%8)
 		}
 	}
 	c.waiting("train", units, "0/5000 nodes are available: 5000 insufficient GCU Memory in one gcu device.")

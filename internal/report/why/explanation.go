@@ -195,6 +195,13 @@ type Change struct {
 	Commands []string `json:"commands,omitempty"`
 	// Verified is true where the change was applied to a copy, and the pod admitted.
 	Verified bool `json:"verified"`
+
+	// unsure is true where it also does what the copy does not show.
+	unsure bool
+	// until is when the pods of a ChangeWait are gone, at the latest; stuck is what is wrong
+	// with one that should be gone, "" for none.
+	until time.Time
+	stuck string
 }
 
 // Autoscaler says what a cluster autoscaler makes of the pod.

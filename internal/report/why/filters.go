@@ -71,6 +71,28 @@ func (a *ask) peak() accel.Units {
 	return accel.Units(a.requests[a.resource()])
 }
 
+// after are the pods nominated to a node that kube-scheduler counts as if they were on it:
+// those of no lower priority.
+func (a *ask) after(n *nodeView) []placedPod {
+	var out []placedPod
+	for _, p := range n.nominated {
+		self := p.Namespace == a.pod.Namespace && p.Name == a.pod.Name
+		if !self && priorityOf(p.Pod) >= priorityOf(a.pod) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// free is what kube-scheduler counts as free of a resource for the pod.
+func (a *ask) free(n *nodeView, r v1.ResourceName) int64 {
+	free := n.free(r)
+	for _, p := range a.after(n) {
+		free -= p.requests[r]
+	}
+	return free
+}
+
 // hindrance is why kube-scheduler's own filters keep the pod off a node.
 type hindrance struct {
 	code Code
@@ -97,14 +119,14 @@ func (a *ask) hindrances(n *nodeView) []hindrance {
 	about := a.resource()
 	for _, name := range slices.Sorted(maps.Keys(a.requests)) {
 		want := a.requests[name]
-		if name == about || want <= 0 || want <= n.free(name) {
+		if name == about || want <= 0 || want <= a.free(n, name) {
 			continue
 		}
-		h := hindrance{code: CPUOrMemory, resource: name, missing: want - n.free(name)}
-		h.text = fmt.Sprintf("lacks %s of %s", quantity(name, h.missing), name)
+		h := hindrance{code: CPUOrMemory, resource: name, missing: want - a.free(n, name)}
+		h.text = fmt.Sprintf("insufficient %s (%s short)", name, quantity(name, h.missing))
 		switch {
 		case name == v1.ResourcePods:
-			h.code, h.text = Pods, fmt.Sprintf("runs as many pods as it may (%d)", n.allocatable[name])
+			h.code, h.text = Pods, fmt.Sprintf("pod limit reached (%d)", n.allocatable[name])
 		case name == v1.ResourceEphemeralStorage:
 			h.code = Ephemeral
 		case name != v1.ResourceCPU && name != v1.ResourceMemory:
@@ -187,7 +209,7 @@ func (a *ask) takenPort(n *nodeView) string {
 	if len(wanted) == 0 {
 		return ""
 	}
-	for _, p := range n.pods {
+	for _, p := range slices.Concat(n.pods, a.after(n)) {
 		for _, taken := range hostPorts(p.Pod) {
 			for _, want := range wanted {
 				same := cmp.Or(want.HostIP, "0.0.0.0") == cmp.Or(taken.HostIP, "0.0.0.0") ||
@@ -255,17 +277,22 @@ func (w *world) unjudged(p *v1.Pod) []string {
 // repelled reports whether the required anti-affinity of a pod on a node may be about p. Of
 // its namespaces it looks at none, which may call a change unverified that is right.
 func (w *world) repelled(p *v1.Pod) bool {
-	for i := range w.snapshot.Pods {
-		other := &w.snapshot.Pods[i]
-		a := other.Spec.Affinity
-		if a == nil || a.PodAntiAffinity == nil || other.Spec.NodeName == "" || ended(other) {
-			continue
-		}
-		for _, term := range a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
-			if s, err := metav1.LabelSelectorAsSelector(term.LabelSelector); err != nil || s.Matches(labels.Set(p.Labels)) {
-				return true
-			}
-		}
+	return slices.ContainsFunc(w.repelling, func(s labels.Selector) bool { return s.Matches(labels.Set(p.Labels)) })
+}
+
+// appendRepelling appends the selectors of the required anti-affinity of a pod on a node. One
+// that cannot be parsed is about all pods.
+func appendRepelling(out []labels.Selector, p *v1.Pod) []labels.Selector {
+	a := p.Spec.Affinity
+	if a == nil || a.PodAntiAffinity == nil || p.Spec.NodeName == "" {
+		return out
 	}
-	return false
+	for _, term := range a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
+		s, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
+		if err != nil {
+			s = labels.Everything()
+		}
+		out = append(out, s)
+	}
+	return out
 }

@@ -138,6 +138,9 @@ func annotate(p *v1.Pod, key, value string) {
 }
 
 func ownedBy(p *v1.Pod, kind, name string) {
-	yes := true
-	p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: name, Controller: &yes}}
+	yes, version := true, "apps/v1"
+	if kind == "Job" {
+		version = "batch/v1"
+	}
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: name, Controller: &yes}}
 }

@@ -79,13 +79,15 @@ func (w *world) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 		return
 	}
 	n := j.n
-	j.sum = accel.Units(max(n.free(about), 0))
+	j.sum = accel.Units(max(a.free(n, about), 0))
 	want := a.requests[about]
 	set := func(code Code, format string, args ...any) { j.code, j.detail = code, fmt.Sprintf(format, args...) }
 	if a.shared.Resource == "" {
 		switch {
 		case n.allocatable[about] == 0:
 			set(NoSuchResource, "offers no %s", about)
+		case want > int64(j.sum) && want <= n.free(about):
+			set(CapacityReserved, "free capacity is reserved for %s", listed(namesOf(a.after(n)), 3))
 		case want > int64(j.sum):
 			set(InsufficientCapacity, "%d of %d %s free", j.sum, n.allocatable[about], about)
 			if held := n.holders(about); len(held) > 0 {
@@ -154,7 +156,10 @@ func (w *world) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledger.Ve
 	}
 	switch v.Code {
 	case accel.Fits:
-		if want := r.Peak(); want > j.sum {
+		switch want := r.Peak(); {
+		case want > j.sum && int64(want) <= n.free(a.resource()):
+			set(CapacityReserved, "free capacity is reserved for %s", listed(namesOf(a.after(n)), 3))
+		case want > j.sum:
 			set(InsufficientCapacity, "kube-scheduler counts %d units as free", j.sum)
 		}
 	case accel.LargerThanDevice:
@@ -281,6 +286,14 @@ func (w *world) nameOf(uid string) string {
 		}
 	}
 	return "another pod"
+}
+
+func namesOf(pods []placedPod) []string {
+	out := make([]string, len(pods))
+	for i, p := range pods {
+		out[i] = p.Namespace + "/" + p.Name
+	}
+	return out
 }
 
 // holders are the pods on a node that request a resource.

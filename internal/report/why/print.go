@@ -29,36 +29,25 @@ func PrintJSON(out io.Writer, all []Explanation, list bool) error {
 // Print writes one explanation for people.
 func Print(out io.Writer, e *Explanation) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s.\n", printable(e.headline()))
+	row(&b, e.headline()+".")
 	for i := range e.Causes {
 		if c := &e.Causes[i]; i > 0 && len(c.Nodes) == 0 {
-			fmt.Fprintf(&b, "  ALSO  %s\n", printable(c.Detail))
+			row(&b, "  ALSO  "+c.Detail)
 		}
 	}
 	if text := e.nodesLine(); text != "" {
-		fmt.Fprintf(&b, "  NODES  %s\n", printable(text))
+		row(&b, "  NODES  "+text)
 	}
-	if e.State != StateRuns {
-		helps := "no"
-		if e.Waiting.Helps {
-			helps = "yes"
-			if !e.Waiting.Until.IsZero() {
-				helps += ", until " + e.Waiting.Until.UTC().Format(time.RFC3339)
-			}
-		}
-		fmt.Fprintf(&b, "  WAITING HELPS  %s: %s.", helps, e.Waiting.Why)
-		if a := e.Autoscaler; a != nil && !a.Sees {
-			fmt.Fprintf(&b, " An autoscaler will not act: %s.", printable(a.Why))
-		}
-		b.WriteByte('\n')
+	if text := e.hopeLine(); text != "" {
+		row(&b, "  WAITING HELPS  "+text)
 	}
 	for _, c := range e.Causes {
 		for _, text := range c.Evidence {
-			fmt.Fprintf(&b, "  EVIDENCE  %s\n", printable(text))
+			row(&b, "  EVIDENCE  "+text)
 		}
 	}
 	if len(e.Changes) > 0 {
-		b.WriteString("  WHAT WOULD HELP\n")
+		row(&b, "  WHAT WOULD HELP")
 		w := tabwriter.NewWriter(&b, 0, 1, 2, ' ', 0)
 		for i := range e.Changes {
 			e.Changes[i].line(w, i+1)
@@ -68,10 +57,38 @@ func Print(out io.Writer, e *Explanation) error {
 		}
 	}
 	for _, note := range e.Notes {
-		fmt.Fprintf(&b, "  NOTE  %s\n", printable(note))
+		row(&b, "  NOTE  "+note)
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// row writes one line. All text of people passes through here: names and messages come from
+// any program.
+func row(w io.Writer, cells ...string) {
+	for i := range cells {
+		cells[i] = printable(cells[i])
+	}
+	_, _ = io.WriteString(w, strings.Join(cells, "\t")+"\n") // into memory
+}
+
+// hopeLine says whether waiting helps; "" where nothing is known of it.
+func (e *Explanation) hopeLine() string {
+	if e.State == StateRuns || e.Waiting.Why == "" {
+		return ""
+	}
+	helps := "no"
+	if e.Waiting.Helps {
+		helps = "yes"
+		if !e.Waiting.Until.IsZero() {
+			helps += ", until " + e.Waiting.Until.UTC().Format(time.RFC3339)
+		}
+	}
+	text := helps + ": " + e.Waiting.Why + "."
+	if a := e.Autoscaler; a != nil && !a.Sees {
+		text += " An autoscaler will not act: " + a.Why + "."
+	}
+	return text
 }
 
 func (c *Change) line(w io.Writer, number int) {
@@ -93,9 +110,9 @@ func (c *Change) line(w io.Writer, number int) {
 	if len(marks) > 0 {
 		where = strings.TrimSpace(where + " (" + strings.Join(marks, ", ") + ")")
 	}
-	fmt.Fprintf(w, "   %d\t%s\t%s\n", number, printable(c.Text), where)
+	row(w, fmt.Sprintf("   %d", number), c.Text, where)
 	for _, command := range c.Commands {
-		fmt.Fprintf(w, "   \t  $ %s\n", printable(command))
+		row(w, "   ", "  $ "+command)
 	}
 }
 
@@ -118,7 +135,7 @@ func (e *Explanation) headline() string {
 		c := &e.Causes[0]
 		reason = ": " + strings.TrimSuffix(c.Detail, ".")
 		if c.ofNodes() {
-			reason = fmt.Sprintf(": no node takes it: %s (%s)", c.Detail, count(len(c.Nodes), "node"))
+			reason = fmt.Sprintf(": fits on no node: %s (%s)", c.Detail, count(len(c.Nodes), "node"))
 		}
 	}
 	switch e.State {
@@ -178,27 +195,23 @@ func (e *Explanation) nodesLine() string {
 	return strings.Join(parts, ", ")
 }
 
-// Line is one explanation in a line: pod, state, code, what would help.
-func (e *Explanation) Line() string {
-	code, help := "-", "-"
-	if len(e.Causes) > 0 {
-		code = string(e.Causes[0].Code)
-	}
-	for _, c := range e.Changes {
-		if c.Verified {
-			help = c.Text
-			break
-		}
-	}
-	return strings.Join([]string{e.name(), string(e.State), ago(e.Taken.Sub(e.Since)), code, printable(help)}, "\t")
-}
-
-// PrintLines writes one line each.
+// PrintLines writes one line each: pod, state, since when, code, what would help.
 func PrintLines(out io.Writer, all []Explanation) error {
 	w := tabwriter.NewWriter(out, 0, 1, 2, ' ', 0)
-	fmt.Fprintln(w, "POD\tSTATE\tSINCE\tCAUSE\tWHAT WOULD HELP")
+	row(w, "POD", "STATE", "SINCE", "CAUSE", "WHAT WOULD HELP")
 	for i := range all {
-		fmt.Fprintln(w, all[i].Line())
+		e := &all[i]
+		code, help := "-", "-"
+		if len(e.Causes) > 0 {
+			code = string(e.Causes[0].Code)
+		}
+		for _, c := range e.Changes {
+			if c.Verified {
+				help = c.Text
+				break
+			}
+		}
+		row(w, e.name(), string(e.State), ago(e.Taken.Sub(e.Since)), code, help)
 	}
 	return w.Flush()
 }

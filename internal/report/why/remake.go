@@ -12,16 +12,33 @@ import (
 // controller is.
 type remake struct {
 	pod *v1.Pod
-	// owner is as ownerText has it.
-	owner string
+	// kind and owner are as controllerOf has them.
+	kind, owner string
+	// running are the controller's pods that run.
+	running int
 }
+
+func (s *Snapshot) remake(p *v1.Pod) remake {
+	r := remake{pod: p}
+	if r.kind, r.owner = controllerOf(p); r.kind == "" {
+		return r
+	}
+	o := Owner{Kind: r.kind, Namespace: p.Namespace, Name: r.owner}
+	for _, other := range s.podsOf(&o) {
+		if other.Status.Phase == v1.PodRunning && other.DeletionTimestamp == nil {
+			r.running++
+		}
+	}
+	return r
+}
+
+// templated reports whether a controller has a template that can be changed.
+func (r *remake) templated() bool { return r.kind == kindDeployment || r.kind == kindStatefulSet }
 
 // order adds the commands that change the amount of a resource of a container.
 func (r *remake) order(c *Change, at place, name v1.ResourceName, value string, limits bool) {
-	p := r.pod
-	kind, owner, _ := strings.Cut(r.owner, "/")
-	container := at.of(p).Name
-	if kind != "deployment" && kind != "statefulset" {
+	container := at.of(r.pod).Name
+	if !r.templated() {
 		ops := []string{jsonPatch("add", at.path(name, "requests"), value)}
 		if limits {
 			ops = append([]string{jsonPatch("add", at.path(name, "limits"), value)}, ops...)
@@ -29,50 +46,91 @@ func (r *remake) order(c *Change, at place, name v1.ResourceName, value string, 
 		r.again(c, ops)
 		return
 	}
-	amount := quoteShell(string(name) + "=" + value)
-	command := fmt.Sprintf("kubectl set resources -n %s %s/%s -c %s --requests=%s", p.Namespace, kind, owner, container, amount)
+	amount := string(name) + "=" + value
+	command := []string{"set", "resources", "-n", r.pod.Namespace, r.kind + "/" + r.owner, "-c", container, "--requests=" + amount}
 	if limits {
-		command += " --limits=" + amount
+		command = append(command, "--limits="+amount)
 	}
-	c.Text += fmt.Sprintf(" (%s, container %s)", r.owner, container)
-	c.Commands = append(c.Commands, command)
-	r.replaced(c, kind)
+	c.Text += fmt.Sprintf(" (%s/%s, container %s)", r.kind, r.owner, container)
+	r.restarts(c)
+	if named(container) {
+		r.template(c, command)
+	}
 }
 
 // again adds the commands that create the pod again with these operations of a JSON patch
 // on it.
 func (r *remake) again(c *Change, ops []string) {
 	p := r.pod
-	kind, owner, _ := strings.Cut(r.owner, "/")
-	switch kind {
-	case "":
-		c.Commands = append(c.Commands, fmt.Sprintf(
-			"kubectl patch pod -n %s %s --dry-run=client -o json --type=json -p %s | kubectl replace --force -f -", p.Namespace, p.Name,
-			quoteShell("["+strings.Join(ops, ",")+"]")))
-	case "deployment", "statefulset":
+	switch {
+	case r.kind == "":
+		c.Commands = r.replace(ops)
+	case r.templated():
 		text := strings.ReplaceAll(strings.Join(ops, ","), `"path":"/spec/`, `"path":"/spec/template/spec/`)
-		c.Text += " (" + r.owner + ")"
-		c.Commands = append(c.Commands, fmt.Sprintf("kubectl patch -n %s %s/%s --type=json -p %s", p.Namespace, kind, owner,
-			quoteShell("["+text+"]")))
-		r.replaced(c, kind)
+		c.Text += fmt.Sprintf(" (%s/%s)", r.kind, r.owner)
+		r.restarts(c)
+		r.template(c, []string{"patch", "-n", p.Namespace, r.kind + "/" + r.owner, "--type=json", "-p", "[" + text + "]"})
 	default:
-		c.Text += " (in " + r.owner + ", which must be created again)"
+		c.Text += fmt.Sprintf(" (in %s/%s, which must be created again)", r.kind, r.owner)
+		r.restarts(c)
 	}
 }
 
-// replaced adds what a controller of a kind needs to replace its waiting pod.
-func (r *remake) replaced(c *Change, kind string) {
-	if kind == "statefulset" { // it waits for a pod of its old revision to be ready
-		c.Commands = append(c.Commands, fmt.Sprintf("kubectl delete pod -n %s %s", r.pod.Namespace, r.pod.Name))
+// restarts says what a change does to the controller's other pods. They free what they have
+// and need it again, which the copy does not show.
+func (r *remake) restarts(c *Change) {
+	if r.running > 0 {
+		c.Text += fmt.Sprintf("; restarts its %s", count(r.running, "running pod"))
+		c.unsure = true
+	}
+}
+
+// replace are the commands that create a pod without a controller again. The changed pod is
+// written to a file first: once the old one is deleted, it is all that is left of it.
+func (r *remake) replace(ops []string) []string {
+	p := r.pod
+	if !named(p.Namespace, p.Name) {
+		return nil
+	}
+	file := p.Name + ".json"
+	return []string{
+		kubectl("patch", "pod", "-n", p.Namespace, p.Name, "--dry-run=client", "-o", "json", "--type=json", "-p",
+			"["+strings.Join(ops, ",")+"]") + " > " + file,
+		replaceCommand + file,
+	}
+}
+
+const replaceCommand = "kubectl replace --force -f "
+
+// file is where the commands of a change write the pod before they delete it; "" for none.
+func (c *Change) file() string {
+	for _, command := range c.Commands {
+		if file, ok := strings.CutPrefix(command, replaceCommand); ok {
+			return file
+		}
+	}
+	return ""
+}
+
+// template adds the command that changes the template of the controller, and what a
+// controller of the kind needs to replace its waiting pod.
+func (r *remake) template(c *Change, command []string) {
+	p := r.pod
+	if !named(p.Namespace, p.Name, r.owner) {
+		return
+	}
+	c.Commands = append(c.Commands, kubectl(command...))
+	if r.kind == kindStatefulSet { // it waits for a pod of its old revision to be ready
+		c.Commands = append(c.Commands, kubectl("delete", "pod", "-n", p.Namespace, p.Name))
 	}
 }
 
 // both is a change of annotations and one of the request. The pod is created again, so its
 // annotations must be written where its request is.
-func (r *remake) both(v variant, c Change) Change {
-	c.Text = v.change.Text + ", and " + c.Text
-	if r.owner == "" && len(c.Commands) == 1 {
-		c.Commands = append(slices.Clone(v.change.Commands), c.Commands...)
+func (r *remake) both(first, c Change) Change {
+	c.Text = first.Text + ", and " + c.Text
+	if r.kind == "" && len(first.Commands) > 0 && len(c.Commands) > 0 {
+		c.Commands = append(slices.Clone(first.Commands), c.Commands...)
 		return c
 	}
 	c.Commands = nil

@@ -278,28 +278,18 @@ func (s *search) pair() (Change, bool) {
 		}
 		return second
 	}
-	for i := range s.shut {
-		o := &s.shut[i]
-		only := []*nodeView{o.n}
-		for v := range s.annotationVariants(s.a, only) {
-			if len(v.nodes) != 1 || v.nodes[0] != o.n {
-				continue // a toleration, which is about other nodes
-			}
-			if n, ok := s.admits(v.a, only); ok {
-				return join(o.change, s.at(v.change, v.a, n, nil)), true
-			}
+	shut := nodesOf(s.shut)
+	for v := range s.annotationVariants(s.a, shut) {
+		if n, ok := s.admits(v.a, shut); ok {
+			return join(changeFor(s.shut, n.Name), s.at(v.change, v.a, n, nil)), true
 		}
 	}
-	for i := range s.shut {
-		o := &s.shut[i]
-		if c, ok := s.lessUnits(s.a, []*nodeView{o.n}); ok {
-			return join(o.change, c), true
-		}
+	if c, ok := s.lessUnits(s.a, shut); ok {
+		return join(changeFor(s.shut, c.Node), c), true
 	}
 	for v := range s.annotationVariants(s.a, s.open) {
 		if c, ok := s.lessUnits(v.a, v.nodes); ok {
-			// The pod is created again, with both.
-			return s.remake.both(v, c), true
+			return s.remake.both(v.change, c), true
 		}
 	}
 	return s.indivisible()
@@ -329,7 +319,7 @@ func (s *search) indivisible() (Change, bool) {
 			if n, ok := s.admits(v.a, v.nodes); ok {
 				c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %d instead of %d", rounded, r.Peak())}
 				s.remake.order(&c, where[0], name, strconv.FormatInt(int64(rounded), 10), true)
-				best, units = s.remake.both(v, s.at(c, v.a, n, nil)), rounded
+				best, units = s.remake.both(v.change, s.at(c, v.a, n, nil)), rounded
 			}
 			break
 		}

@@ -58,11 +58,16 @@ type Owner struct {
 
 func (o *Owner) String() string { return o.Kind + "/" + o.Name }
 
+func (o *Owner) owns(p *v1.Pod) bool {
+	kind, name := controllerOf(p)
+	return kind == o.Kind && name == o.Name
+}
+
 // podsOf returns the pods of an owner, the oldest first.
 func (s *Snapshot) podsOf(o *Owner) []*v1.Pod {
 	var out []*v1.Pod
 	for i := range s.Pods {
-		if p := &s.Pods[i]; p.Namespace == o.Namespace && ownerText(p) == o.String() {
+		if p := &s.Pods[i]; p.Namespace == o.Namespace && o.owns(p) {
 			out = append(out, p)
 		}
 	}

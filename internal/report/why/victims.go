@@ -12,14 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
 )
 
 const (
 	// exactPods is up to how many pods of a node every set of them is tried.
 	exactPods = 12
-	// maxTrials bounds the sets that are tried on copies, so that an answer about a large
-	// cluster takes no more than a second.
-	maxTrials = 20_000
+	// maxTrials bounds the sets that are looked at, so that an answer about a large cluster
+	// takes a second or two. One that is tried on a copy counts as copyTrials.
+	maxTrials  = 200_000
+	copyTrials = 40
 )
 
 // victim is a pod whose end may free enough.
@@ -39,22 +41,19 @@ func (j *judged) movable() bool {
 }
 
 // victims are the pods of a node that hold the resource and stay away once they end.
-func (s *search) victims(n *nodeView) []victim {
+func (s *search) victims(c *candidate) []victim {
 	var out []victim
 	about := s.a.resource()
-	for _, p := range n.pods {
-		if p.DeletionTimestamp == nil && p.requests[about] > 0 && !stays(p.Pod) {
+	for _, p := range c.n.pods {
+		if p.DeletionTimestamp == nil && p.requests[about] > 0 && !stays(p.Pod) && !related(p.Pod, s.a.pod) {
 			out = append(out, victim{pod: p.Pod, parts: map[accel.DeviceID]accel.Units{}})
 		}
 	}
-	if s.a.shared.Resource != "" && len(out) > 0 {
-		usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, n.Name)
-		for _, d := range usage.Devices {
-			for _, held := range d.Pods {
-				for i := range out {
-					if string(out[i].pod.UID) == held.Pod.UID {
-						out[i].parts[d.ID] += held.Units
-					}
+	for _, d := range c.devices {
+		for _, held := range d.Pods {
+			for i := range out {
+				if string(out[i].pod.UID) == held.Pod.UID {
+					out[i].parts[d.ID] += held.Units
 				}
 			}
 		}
@@ -72,6 +71,13 @@ func stays(p *v1.Pod) bool {
 	return o != nil && (o.Kind == "DaemonSet" || o.Kind == "Node")
 }
 
+// related reports whether pods have the same controller.
+func related(p, q *v1.Pod) bool {
+	kind, name := controllerOf(p)
+	ofKind, ofName := controllerOf(q)
+	return kind != "" && kind == ofKind && name == ofName && p.Namespace == q.Namespace
+}
+
 // compareVictims orders pods, the one to end first: the lowest priority, then the youngest.
 func compareVictims(a, b *v1.Pod) int {
 	return cmp.Or(cmp.Compare(priorityOf(a), priorityOf(b)), b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
@@ -85,13 +91,25 @@ func priorityOf(p *v1.Pod) int32 {
 	return 0
 }
 
+// recreated counts the pods that a controller creates again.
+func recreated(pods []*v1.Pod) int {
+	n := 0
+	for _, p := range pods {
+		if metav1.GetControllerOfNoCopy(p) != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // ends is a set of pods of a node whose end admits the pod.
 type ends struct {
 	n    *nodeView
 	pods []*v1.Pod
 }
 
-// better orders sets: fewest pods, lowest priority, youngest.
+// better orders sets: fewest pods, fewest that a controller recreates, lowest priority,
+// youngest.
 func better(a, b []*v1.Pod) bool {
 	highest := func(pods []*v1.Pod) (priority int32, oldest time.Time) {
 		for i, p := range pods {
@@ -106,7 +124,15 @@ func better(a, b []*v1.Pod) bool {
 	}
 	pa, oa := highest(a)
 	pb, ob := highest(b)
-	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(pa, pb), ob.Compare(oa)) < 0
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(recreated(a), recreated(b)), cmp.Compare(pa, pb), ob.Compare(oa)) < 0
+}
+
+// candidate is a node of which pods may end.
+type candidate struct {
+	n       *nodeView
+	devices []ledger.DeviceUsage
+	victims []victim
+	least   int // pods that must end at least
 }
 
 // endPods is kind 4.
@@ -114,33 +140,31 @@ func (s *search) endPods() (Change, bool) {
 	if s.a.resource() == "" || s.a.mistake != nil || len(s.a.several) > 0 {
 		return Change{}, false
 	}
-	type candidate struct {
-		n       *nodeView
-		victims []victim
-		least   int // pods that must end at least
-	}
 	var all []candidate
 	for i := range s.nodes {
 		if j := &s.nodes[i]; j.movable() {
-			c := candidate{n: j.n, victims: s.victims(j.n)}
-			if c.least = s.least(c.n, c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
+			usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, j.n.Name)
+			c := candidate{n: j.n, devices: usage.Devices}
+			c.victims = s.victims(&c)
+			if c.least = s.least(&c, c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
 				all = append(all, c)
 			}
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int { return a.least - b.least })
 	var best *ends
-	trials := 0
-	for _, c := range all {
-		if best != nil && c.least > len(best.pods) {
+	trials := maxTrials
+	for i := range all {
+		c := &all[i]
+		if trials <= 0 || best != nil && c.least > len(best.pods) {
 			break
 		}
 		most := len(c.victims)
 		if best != nil {
 			most = min(most, len(best.pods))
 		}
-		if len(c.victims) > exactPods || trials > maxTrials {
-			if pods := s.greedy(c.n, c.victims); pods != nil && (best == nil || better(pods, best.pods)) {
+		if len(c.victims) > exactPods {
+			if pods := s.greedy(c, &trials); pods != nil && (best == nil || better(pods, best.pods)) {
 				best = &ends{c.n, pods}
 			}
 			continue
@@ -149,15 +173,17 @@ func (s *search) endPods() (Change, bool) {
 			found := false
 			for set := range subsets(len(c.victims), size) {
 				pods := podsOf(c.victims, set)
-				if best != nil && !better(pods, best.pods) || !s.enough(c.n, c.victims, set) {
+				if trials--; trials <= 0 {
+					break
+				}
+				if best != nil && !better(pods, best.pods) || !s.enough(c, set) {
 					continue
 				}
-				trials++
-				if gone := uidsOf(pods); s.fitsWithout(c.n, s.a, gone, goneUIDs(gone)) {
+				if trials -= copyTrials; s.fitsWithout(c.n, s.a, uidsOf(pods), goneUIDs(uidsOf(pods))) {
 					best, found = &ends{c.n, pods}, true
 				}
 			}
-			if found {
+			if found || trials <= 0 {
 				break
 			}
 		}
@@ -174,35 +200,39 @@ func (s *search) ending(b *ends) Change {
 	var texts []string
 	may := true
 	for _, p := range b.pods {
-		text := fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, count(int(requestsOf(p)[s.a.resource()]), "unit"))
-		if owner := ownerText(p); owner != "" {
-			text = fmt.Sprintf("%s/%s (%s; %s makes another one)", p.Namespace, p.Name,
-				count(int(requestsOf(p)[s.a.resource()]), "unit"), owner)
+		text := count(int(requestsOf(p)[s.a.resource()]), "unit")
+		if priority := priorityOf(p); priority > priorityOf(s.a.pod) {
+			text += fmt.Sprintf("; its priority is higher, %d", priority)
 		}
-		texts = append(texts, text)
+		if owner := ownerText(p); owner != "" {
+			text += fmt.Sprintf("; %s recreates it", owner)
+		}
+		texts = append(texts, fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, text))
 		may = may && s.x.snapshot.MayDelete != nil && s.x.snapshot.MayDelete(p.Namespace)
-		c.Commands = append(c.Commands, fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name))
+		may = may && named(p.Namespace, p.Name)
+		c.Commands = append(c.Commands, kubectl("delete", "pod", "-n", p.Namespace, p.Name))
 	}
 	c.Text = "end " + strings.Join(texts, ", ")
 	if !may {
 		c.Commands, c.By = nil, "a user who may delete the pods"
 	}
-	return s.at(c, s.a, b.n, goneUIDs(uidsOf(b.pods)))
+	c = s.at(c, s.a, b.n, goneUIDs(uidsOf(b.pods)))
+	c.Verified = c.Verified && recreated(b.pods) == 0 // which of the two gets the devices, the order of the queue says
+	return c
 }
 
 // least is how many pods must end on a node at least: enough of the largest on each of as
 // many devices as the pod needs.
-func (s *search) least(n *nodeView, victims []victim) int {
+func (s *search) least(c *candidate, victims []victim) int {
 	r := s.a.shared
 	if r.Resource == "" {
 		return 1
 	}
 	k := max(r.Devices, 1)
 	each := r.Peak() / accel.Units(k)
-	usage, _ := s.x.world.ledger.Node(r.Resource, n.Name)
 	var counts []int
-	for i := range usage.Devices {
-		d := &usage.Devices[i]
+	for i := range c.devices {
+		d := &c.devices[i]
 		if d.Health.Unhealthy || !r.Selection.Allows(d.ID, d.Model, d.Isolation.Memory) {
 			continue
 		}
@@ -231,23 +261,22 @@ func (s *search) least(n *nodeView, victims []victim) int {
 }
 
 // enough reports, without a copy, whether the devices would have enough without a set.
-func (s *search) enough(n *nodeView, victims []victim, set []int) bool {
-	r := s.a.shared
-	if r.Resource == "" {
+func (s *search) enough(c *candidate, set []int) bool {
+	if s.a.shared.Resource == "" {
 		return true
 	}
 	chosen := make([]victim, len(set))
 	for i, at := range set {
-		chosen[i] = victims[at]
+		chosen[i] = c.victims[at]
 	}
-	return s.least(n, chosen) <= len(set)
+	return s.least(c, chosen) <= len(set)
 }
 
 // greedy ends the largest pods of one device after the other until the pod fits, then lets
 // those live that need not end.
-func (s *search) greedy(n *nodeView, victims []victim) []*v1.Pod {
-	r := s.a.shared
-	order := slices.Clone(victims)
+func (s *search) greedy(c *candidate, trials *int) []*v1.Pod {
+	r, n := s.a.shared, c.n
+	order := slices.Clone(c.victims)
 	var pods []*v1.Pod
 	sizes := func(v victim) accel.Units {
 		var most accel.Units
@@ -258,7 +287,8 @@ func (s *search) greedy(n *nodeView, victims []victim) []*v1.Pod {
 	}
 	try := func(pods []*v1.Pod) bool {
 		gone := uidsOf(pods)
-		return s.fitsWithout(n, s.a, gone, goneUIDs(gone))
+		*trials -= copyTrials
+		return *trials > 0 && s.fitsWithout(n, s.a, gone, goneUIDs(gone))
 	}
 	slices.SortStableFunc(order, func(a, b victim) int { return cmp.Compare(sizes(b), sizes(a)) })
 	var best []*v1.Pod
@@ -344,9 +374,27 @@ func subsets(n, k int) func(yield func([]int) bool) {
 	}
 }
 
-// isSystems reports whether a taint is one that Kubernetes sets and removes itself.
+// isHandled reports whether a taint says that a controller starts or removes the node. Such a
+// node is left alone, also for a pod that tolerates the taint.
+func isHandled(t v1.Taint) bool {
+	switch t.Key {
+	case "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
+		return true
+	}
+	return strings.Contains(t.Key, "cloudprovider.kubernetes.io/") || strings.HasPrefix(t.Key, "karpenter.sh/") ||
+		strings.HasSuffix(t.Key, "/agent-not-ready")
+}
+
+// isPassing reports whether a taint is one of a state of its node, which a controller sets and
+// removes itself. A new node has none.
+func isPassing(t v1.Taint) bool {
+	return isHandled(t) || strings.HasPrefix(t.Key, "node.kubernetes.io/")
+}
+
+// isSystems reports whether a taint is one that a person leaves alone: a controller's, or that
+// of nodes which run the cluster itself.
 func isSystems(t v1.Taint) bool {
-	return strings.HasPrefix(t.Key, "node.kubernetes.io/") || strings.Contains(t.Key, "cloudprovider.kubernetes.io/")
+	return isPassing(t) || strings.HasPrefix(t.Key, "node-role.kubernetes.io/")
 }
 
 // moreNodes is kind 5: an empty node like one of the cluster.
@@ -359,7 +407,7 @@ func (s *search) moreNodes() (Change, bool) {
 		j := &s.nodes[i]
 		fixed := judged{code: j.code}
 		for _, h := range j.hindrances {
-			if !slices.Contains(passing, h.code) {
+			if !slices.Contains(passing, h.code) && (h.taint == nil || !isPassing(*h.taint)) {
 				fixed.hindrances = append(fixed.hindrances, h)
 			}
 		}
@@ -373,15 +421,20 @@ func (s *search) moreNodes() (Change, bool) {
 			}
 		}
 		fresh := *j.n.without(gone)
+		fresh.nominated = nil
 		node := fresh.Node.DeepCopy()
+		node.Name = anotherNode
+		if _, has := node.Labels[v1.LabelHostname]; has {
+			node.Labels[v1.LabelHostname] = anotherNode
+		}
 		node.Spec.Unschedulable = false
-		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isSystems)
+		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isPassing)
 		node.Status.Conditions = nil
 		fresh.Node = node
 		if len(s.a.hindrances(&fresh)) > 0 {
 			continue
 		}
-		if about := s.a.resource(); about != "" && s.a.requests[about] > fresh.free(about) {
+		if about := s.a.resource(); about != "" && s.a.requests[about] > s.a.free(&fresh, about) {
 			continue
 		}
 		if r := s.a.shared; r.Resource != "" {
@@ -389,8 +442,8 @@ func (s *search) moreNodes() (Change, bool) {
 			if in == nil || r.Devices > 1 && !in.Several {
 				continue
 			}
-			l := s.x.world.copyOf([]string{j.n.Name}, func(h *heldUnits) bool { return gone[types.UID(h.Pod.UID)] || isEnding(h) }, false)
-			if fits(l, r, j.n.Name).Code != accel.Fits {
+			l := s.x.world.another(j.n.Name, func(h *heldUnits) bool { return gone[types.UID(h.Pod.UID)] || isEnding(h) })
+			if fits(l, r, anotherNode).Code != accel.Fits {
 				continue
 			}
 		}

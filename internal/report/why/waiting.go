@@ -423,19 +423,47 @@ func (x *Explainer) explainHope(e *Explanation, a *ask, nodes []judged) {
 			break
 		}
 	}
+	var wait *Change
+	for i := range e.Changes {
+		if e.Changes[i].Kind == ChangeWait {
+			wait = &e.Changes[i]
+		}
+	}
 	stuck := slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code.rank() < CapacityReserved.rank() && len(c.Nodes) == 0 })
 	switch {
 	case stuck:
 		e.Waiting.Why = "what is named above must change first"
+	case x.othersPlace(e, a.pod):
+		e.Waiting.Why = fmt.Sprintf("the scheduler %q decides about the pod", a.pod.Spec.SchedulerName)
 	case first != nil && *first == Backoff:
 		e.Waiting = Waiting{Helps: true, Until: x.snapshot.Taken.Add(backOff), Why: "the pod fits, and is tried again after a back-off"}
-	case slices.ContainsFunc(e.Changes, func(c Change) bool { return c.Kind == ChangeWait && c.Verified }):
-		e.Waiting = Waiting{Helps: true, Until: x.endingUntil(nodes, a), Why: "pods that are ending free enough"}
+	case wait != nil && wait.stuck != "":
+		e.Waiting.Why = wait.stuck
+	case wait != nil && wait.Verified:
+		e.Waiting = Waiting{Helps: true, Until: wait.until, Why: "pods that are ending free enough"}
+	case wait != nil:
+		e.Waiting.Why = "pods that are ending free enough, but kube-scheduler also looks at what is not judged here"
 	case first != nil && *first == CapacityReserved:
 		e.Waiting = Waiting{Helps: true, Why: "the capacity is reserved for a pod that is being placed, which may leave some"}
-	case slices.ContainsFunc(nodes, func(j judged) bool { return j.code == NoDeviceFits || j.code == InsufficientCapacity }):
-		e.Waiting.Why = "nothing is ending; it helps only if pods end by themselves"
+	case !slices.ContainsFunc(nodes, func(j judged) bool { return j.code == NoDeviceFits || j.code == InsufficientCapacity }):
+		e.Waiting.Why = "waiting alone does not resolve this"
+	case slices.ContainsFunc(nodes, func(j judged) bool { return x.world.ends(j.n, a) }):
+		e.Waiting.Why = "pods that are ending do not free enough"
 	default:
-		e.Waiting.Why = "nothing that ends by itself stands in the way"
+		e.Waiting.Why = "nothing is ending; it helps only if pods end by themselves"
 	}
+}
+
+// ends reports whether a pod that holds the resource is ending on a node.
+func (w *world) ends(n *nodeView, a *ask) bool {
+	return len(endingOn(w, n.Name, a.shared.Resource)) > 0 || slices.ContainsFunc(n.pods, func(p placedPod) bool {
+		return p.DeletionTimestamp != nil && p.requests[a.resource()] > 0
+	})
+}
+
+// othersPlace reports whether a scheduler that is not known to decide as kube-scheduler does
+// places the pod.
+func (x *Explainer) othersPlace(e *Explanation, p *v1.Pod) bool {
+	_, foreign := foreignSchedulers[p.Spec.SchedulerName]
+	return foreign || slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == UnknownScheduler })
 }

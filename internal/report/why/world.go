@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
 
@@ -55,7 +56,9 @@ type nodeView struct {
 	*v1.Node
 	allocatable, used amounts
 	pods              []placedPod
-	inventories       []accel.Inventory
+	// nominated are pods that wait for others to leave the node for them.
+	nominated   []placedPod
+	inventories []accel.Inventory
 	// broken is why what the node publishes cannot be read.
 	broken error
 }
@@ -95,6 +98,8 @@ type world struct {
 	memory []accel.Resource
 	record *record
 	ledger *ledger.Ledger
+	// repelling are the selectors of required anti-affinity of pods on nodes.
+	repelling []labels.Selector
 }
 
 func newWorld(s *Snapshot) *world {
@@ -138,10 +143,14 @@ func newWorld(s *Snapshot) *world {
 			continue
 		}
 		live = append(live, p)
+		w.repelling = appendRepelling(w.repelling, p)
 		if n := byName[p.Spec.NodeName]; n != nil {
 			on := placedPod{p, requestsOf(p)}
 			n.pods = append(n.pods, on)
 			n.used.add(on.requests, 1)
+		}
+		if n := byName[p.Status.NominatedNodeName]; n != nil && p.Spec.NodeName == "" {
+			n.nominated = append(n.nominated, placedPod{p, requestsOf(p)})
 		}
 	}
 	state := cluster.NewState(cluster.Config{Ledger: w.record, Grants: unverified{}, Resources: w.memory, Now: w.now})
@@ -223,6 +232,39 @@ func (w *world) copyOf(nodes []string, gone func(h *ledger.Holding) bool, nomina
 		for _, n := range w.record.nominated[name] {
 			l.Nominate(n.pod, name, n.request)
 		}
+	}
+	return l
+}
+
+// anotherNode is the name of a node that does not exist yet.
+const anotherNode = "another-node"
+
+// another returns a ledger of a node like one, which has other devices, without the pods that
+// are gone.
+func (w *world) another(node string, gone func(h *ledger.Holding) bool) *ledger.Ledger {
+	l := ledger.New(ledger.Options{Now: w.now})
+	id := func(id accel.DeviceID) accel.DeviceID { return anotherNode + "-" + id }
+	inventories := slices.Clone(w.record.inventories[node])
+	for i := range inventories {
+		in := &inventories[i]
+		in.Shares = slices.Clone(in.Shares)
+		for k := range in.Shares {
+			in.Shares[k].ID = id(in.Shares[k].ID)
+		}
+	}
+	l.SetNode(anotherNode, inventories)
+	for _, h := range w.record.held[node] {
+		if gone(&h) {
+			continue
+		}
+		if h.Node = anotherNode; h.Device != "" {
+			h.Device = id(h.Device)
+		}
+		h.More = slices.Clone(h.More)
+		for k := range h.More {
+			h.More[k] = id(h.More[k])
+		}
+		l.Observe(h)
 	}
 	return l
 }
