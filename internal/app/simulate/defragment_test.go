@@ -153,7 +153,8 @@ func TestDefragmentMistakes(t *testing.T) {
 		"a node without it": {[]string{"--from-cluster", "--empty-node", "a"}, 1, "--empty-node requires --defragment"},
 		"no cluster":        {[]string{"--from-cluster", "--defragment"}, ExitUnknown, "there is no cluster"},
 		"no file":           {[]string{"--from-dump", "/none", "--defragment"}, ExitUnknown, "open /none"},
-		"a small dump":      {[]string{"--from-dump", file, "--defragment"}, ExitUnknown, "its nodes have no conditions, as in a file of --dump"},
+		"a small dump": {[]string{"--from-dump", file, "--defragment"}, ExitUnknown,
+			"its nodes have no conditions, as in a file of --dump"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -132,7 +132,7 @@ type FreeCapacity struct {
 // Admit plans moves that admit the pods that wait for a shared resource, in the order in
 // which kube-scheduler tries them: the highest priority first, then the oldest.
 func (x *Explainer) Admit() Plan {
-	p := x.plan(GoalAdmit, "")
+	p := x.world.plan(GoalAdmit, "")
 	m := x.world.mover()
 	p.Unmoved = m.unmoved()
 	p.Before = m.l().free()
@@ -155,7 +155,7 @@ func (x *Explainer) Admit() Plan {
 	now, moves := 0, 0
 	failed := map[string]Left{} // of pods that are alike: what is free only shrinks
 	for _, a := range waiting {
-		left := Left{Pod: Object{a.pod.Namespace, a.pod.Name}, Units: a.peak()}
+		left := Left{Pod: objectOf(a.pod), Units: a.peak()}
 		if why := m.l().unknown(a); why != "" {
 			left.Code, left.Reason = LeftNotJudged, why
 			p.Left = append(p.Left, left)
@@ -185,7 +185,7 @@ func (x *Explainer) Admit() Plan {
 		waits[a] = true
 		steps = append(steps, more...)
 	}
-	x.replay(&p, steps, waits)
+	x.world.replay(&p, steps, waits)
 	if now > 0 && len(p.Moves) > 0 {
 		p.Notes = append(p.Notes, "Pods that fit now are expected where policy binpack places them. Plan again once they run.")
 	}
@@ -223,7 +223,7 @@ func (m *mover) placeNow(a *ask) ([]step, bool) {
 // Empty plans moves that leave no pod on a node, but for those that belong to it. It
 // returns an error for a node that does not exist.
 func (x *Explainer) Empty(node string) (Plan, error) {
-	p := x.plan(GoalEmpty, node)
+	p := x.world.plan(GoalEmpty, node)
 	m := x.world.mover()
 	n := m.l().byName[node]
 	if n == nil {
@@ -237,14 +237,14 @@ func (x *Explainer) Empty(node string) (Plan, error) {
 		switch {
 		case rule == RuleNode || rule == RuleEnding: // they go with the node, or by themselves
 		case rule != "":
-			p.Left = append(p.Left, Left{Pod: Object{on.Namespace, on.Name}, Units: accel.Units(on.requests[m.l().again(on.Pod).resource()]),
+			p.Left = append(p.Left, Left{Pod: objectOf(on.Pod), Units: m.l().again(on.Pod).peak(),
 				Code: LeftStays, Reason: "it is not moved: a pod " + ruleTexts[rule]})
 		default:
 			pods = append(pods, m.l().again(on.Pod))
 		}
 	}
 	if len(p.Left) > 0 {
-		x.replay(&p, nil, nil)
+		x.world.replay(&p, nil, nil)
 		return p, nil
 	}
 	slices.SortStableFunc(pods, func(a, b *ask) int {
@@ -257,18 +257,18 @@ func (x *Explainer) Empty(node string) (Plan, error) {
 		steps, failed := m.empty(pods, node)
 		if failed < 0 {
 			p.Left = nil
-			x.replay(&p, steps, nil)
+			x.world.replay(&p, steps, nil)
 			return p, nil
 		}
 		a := pods[failed]
-		left := Left{Pod: Object{a.pod.Namespace, a.pod.Name}, Units: a.peak(), Code: LeftNoPlace, Reason: "it fits on no other node"}
+		left := Left{Pod: objectOf(a.pod), Units: a.peak(), Code: LeftNoPlace, Reason: "it fits on no other node"}
 		if m.limited {
 			left.Code, left.Reason = LeftLimit, "more places would have to be tried"
 		}
 		p.Left = []Left{left}
 		pods = slices.Insert(slices.Delete(pods, failed, failed+1), 0, a)
 	}
-	x.replay(&p, nil, nil)
+	x.world.replay(&p, nil, nil)
 	return p, nil
 }
 
@@ -296,14 +296,14 @@ func (m *mover) empty(pods []*ask, node string) (steps []step, failed int) {
 	return steps, -1
 }
 
-func (x *Explainer) plan(goal, node string) Plan {
-	p := Plan{APIVersion: APIVersion, Kind: PlanKind, Taken: x.snapshot.Taken, Goal: goal, Node: node,
+func (w *world) plan(goal, node string) Plan {
+	p := Plan{APIVersion: APIVersion, Kind: PlanKind, Taken: w.snapshot.Taken, Goal: goal, Node: node,
 		Moves: []Move{}, Admitted: []Admission{}, Left: []Left{}}
-	for _, f := range x.snapshot.Failed {
+	for _, f := range w.snapshot.Failed {
 		p.Notes = append(p.Notes, fmt.Sprintf("The %s could not be read: %s.", f.Source, f.Reason))
 	}
 	ending := 0
-	for _, held := range x.world.record.held {
+	for _, held := range w.record.held {
 		for i := range held {
 			if isEnding(&held[i]) {
 				ending++
@@ -315,6 +315,8 @@ func (x *Explainer) plan(goal, node string) Plan {
 	}
 	return p
 }
+
+func objectOf(p *v1.Pod) Object { return Object{p.Namespace, p.Name} }
 
 // unmoved counts the pods that hold a shared resource and are not moved.
 func (m *mover) unmoved() []Unmoved {
@@ -404,8 +406,8 @@ func (l *layout) fitsWithout(a *ask, n *nodeView, gone func(*v1.Pod) bool) bool 
 }
 
 // replay carries the steps out on a fresh copy, and fills in the plan from what happens there.
-func (x *Explainer) replay(p *Plan, steps []step, admitted map[*ask]bool) {
-	l := x.world.layout(placement.Binpack)
+func (w *world) replay(p *Plan, steps []step, admitted map[*ask]bool) {
+	l := w.layout(placement.Binpack)
 	last := make([]*ask, len(steps)) // the pod that a step is for
 	for i := len(steps) - 1; i >= 0; i-- {
 		if last[i] = steps[i].a; !admitted[steps[i].a] && i+1 < len(steps) {
@@ -416,8 +418,9 @@ func (x *Explainer) replay(p *Plan, steps []step, admitted map[*ask]bool) {
 	for i := range steps {
 		if !r.step(i, last[i]) {
 			// The search has carried them out on copies like this one.
-			p.Notes = append(p.Notes, fmt.Sprintf("The plan ends before the move of %s, which could not be verified.", podText(steps[i].a.pod)))
-			p.Left = append(p.Left, Left{Pod: Object{steps[i].a.pod.Namespace, steps[i].a.pod.Name}, Code: LeftLimit, Reason: "not verified"})
+			pod := steps[i].a.pod
+			p.Notes = append(p.Notes, fmt.Sprintf("The plan ends before the move of %s, which could not be verified.", podText(pod)))
+			p.Left = append(p.Left, Left{Pod: objectOf(pod), Code: LeftLimit, Reason: "it could not be verified"})
 			break
 		}
 	}

@@ -70,7 +70,7 @@ var plans = map[string]struct {
 		b.on("solo", "gcu-1", 6, 0)
 		p := replica(b.on("web-5f-a", "gcu-2", 8, 0), "web")
 		b.Budgets = []policyv1.PodDisruptionBudget{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "web"},
-			Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": p.Labels["app"]}}}}}
+			Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: p.Labels}}}}
 		b.waiting("train-0", 12, insufficient)
 	}},
 	"nothing": {make: func(b *builder) { b.node("gcu-1", []accel.Units{16}) }},
@@ -150,7 +150,11 @@ func TestRules(t *testing.T) {
 		RuleNode:         func(_ *builder, p *v1.Pod) { ownedBy(p, "DaemonSet", "agent") },
 		RuleNoController: func(_ *builder, p *v1.Pod) { p.OwnerReferences = nil },
 		RuleController:   func(_ *builder, p *v1.Pod) { ownedBy(p, "Job", "train") },
-		RuleEnding:       func(_ *builder, p *v1.Pod) { at := metav1.NewTime(taken); p.DeletionTimestamp = &at },
+		RuleSystem: func(_ *builder, p *v1.Pod) {
+			critical := int32(criticalPriority)
+			p.Spec.Priority = &critical
+		},
+		RuleEnding: func(_ *builder, p *v1.Pod) { at := metav1.NewTime(taken); p.DeletionTimestamp = &at },
 		RuleBudget: func(b *builder, _ *v1.Pod) {
 			b.Budgets = []policyv1.PodDisruptionBudget{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a"},
 				Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}}}}
@@ -191,7 +195,10 @@ func TestRules(t *testing.T) {
 func TestLeft(t *testing.T) {
 	tests := map[LeftCode]func(b *builder){
 		LeftNotJudged: func(b *builder) { b.waiting("train-0", 12, "").Spec.SchedulerName = "volcano" },
-		LeftNoNode:    func(b *builder) { b.waiting("train-0", 17, "") },
+		"": func(b *builder) {
+			b.waiting("train-0", 12, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+		},
+		LeftNoNode: func(b *builder) { b.waiting("train-0", 17, "") },
 		LeftNotMovable: func(b *builder) {
 			p := b.waiting("train-0", 16, "")
 			low := int32(-1)
@@ -212,6 +219,9 @@ func TestLeft(t *testing.T) {
 			replica(b.on("web-5f-b", "gcu-2", 9, 0), "web")
 			change(b)
 			plan := New(&b.Snapshot).Admit()
+			if code == "" { // quoted from kube-scheduler
+				code = LeftNotJudged
+			}
 			if len(plan.Left) != 1 || plan.Left[0].Code != code || plan.Reached || len(plan.Moves) > 0 {
 				t.Errorf("left %+v, %d moves", plan.Left, len(plan.Moves))
 			}

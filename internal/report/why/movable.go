@@ -23,6 +23,8 @@ const (
 	// RuleController: the controller may not make another one, or counts the end as a
 	// failure, as a Job does.
 	RuleController Rule = "controller"
+	// RuleSystem: the pod is of namespace kube-system, or has a critical priority class.
+	RuleSystem Rule = "system"
 	// RuleEnding: the pod is being deleted.
 	RuleEnding Rule = "ending"
 	// RuleBudget: a PodDisruptionBudget allows no disruption at the moment.
@@ -43,6 +45,7 @@ var ruleTexts = map[Rule]string{
 	RuleNode:            "of a DaemonSet or static",
 	RuleNoController:    "without a controller",
 	RuleController:      "of a controller other than a ReplicaSet, ReplicationController or StatefulSet",
+	RuleSystem:          "of the system (kube-system or a critical priority class)",
 	RuleEnding:          "being deleted",
 	RuleBudget:          "with a PodDisruptionBudget that allows no disruption",
 	RuleAnnotated:       "with an annotation against disruption",
@@ -53,9 +56,12 @@ var ruleTexts = map[Rule]string{
 
 // Rules are all of them, in the order in which they are looked at.
 func Rules() []Rule {
-	return []Rule{RuleNode, RuleEnding, RuleNoController, RuleController, RuleBudget, RuleAnnotated, RuleNotJudged, RuleToleratesCordon,
-		RuleUnknownDevice}
+	return []Rule{RuleNode, RuleEnding, RuleSystem, RuleNoController, RuleController, RuleBudget, RuleAnnotated, RuleNotJudged,
+		RuleToleratesCordon, RuleUnknownDevice}
 }
+
+// criticalPriority is that of system-cluster-critical; priority classes of users are lower.
+const criticalPriority = 2_000_000_000
 
 // doNotDisrupt are the annotations by which autoscalers are asked to leave a pod where it is.
 var doNotDisrupt = map[string]string{
@@ -72,6 +78,8 @@ func (l *layout) rule(p *v1.Pod) Rule {
 		return RuleNode
 	case p.DeletionTimestamp != nil:
 		return RuleEnding
+	case p.Namespace == metav1.NamespaceSystem || priorityOf(p) >= criticalPriority:
+		return RuleSystem
 	case controller == nil:
 		return RuleNoController
 	case !slices.Contains([]string{"ReplicaSet", "ReplicationController", "StatefulSet"}, controller.Kind):
@@ -136,6 +144,13 @@ func (l *layout) unknown(a *ask) string {
 		return "it preempts others on node " + p.Status.NominatedNodeName
 	case len(why) > 0:
 		return "kube-scheduler also looks at " + listed(why, 3)
+	}
+	if c := scheduled(p); c != nil && p.Spec.NodeName == "" && waits(p) {
+		for _, r := range reasonsOf(c.Message) {
+			if quoted(r.code) {
+				return "kube-scheduler: " + r.text
+			}
+		}
 	}
 	return ""
 }

@@ -170,7 +170,8 @@ func (m *mover) spots(a *ask, from *nodeView, was []accel.DeviceID, shut []strin
 			usage, _ := l.ledger.Node(a.shared.Resource, n.Name)
 			var able []accel.DeviceID
 			for _, d := range usage.Devices {
-				if !d.Health.Unhealthy && d.Units-d.Withheld-d.Used >= each && a.shared.Selection.Allows(d.ID, d.Model, d.Isolation.Memory) {
+				allowed := !d.Health.Unhealthy && a.shared.Selection.Allows(d.ID, d.Model, d.Isolation.Memory)
+				if allowed && d.Units-d.Withheld-d.Used >= each {
 					able = append(able, d.ID)
 				}
 			}
@@ -321,7 +322,7 @@ func (m *mover) settle(pods []*ask, from *nodeView, shut []string, rest, depth i
 			back()
 			return false
 		}
-		steps, undo = append(first, more...), func() { undoMore(); back() }
+		steps, undo = slices.Concat(first, more), func() { undoMore(); back() }
 		return true
 	}
 	nodes := l.destinations(a, shut)
@@ -390,9 +391,10 @@ func (m *mover) steerable(p *v1.Pod) bool {
 	if len(p.Labels) == 0 {
 		return false
 	}
+	alike := labels.SelectorFromSet(p.Labels)
 	for i := range m.l().snapshot.Pods {
 		o := &m.l().snapshot.Pods[i]
-		if o.Namespace == p.Namespace && o.Spec.NodeName == "" && !ended(o) && labels.SelectorFromSet(p.Labels).Matches(labels.Set(o.Labels)) {
+		if o.Namespace == p.Namespace && o.Spec.NodeName == "" && !ended(o) && alike.Matches(labels.Set(o.Labels)) {
 			return false
 		}
 	}

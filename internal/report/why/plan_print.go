@@ -22,7 +22,8 @@ func (p *Plan) Print(out io.Writer) error {
 	fmt.Fprintf(&b, "%s.\n", p.headline())
 	for i := range p.Before {
 		before, after := &p.Before[i], &p.After[i]
-		fmt.Fprintf(&b, "  %s  largest free device %d -> %d units, %d free", before.Resource, before.LargestFree, after.LargestFree, before.Free)
+		fmt.Fprintf(&b, "  %s  largest free device %d -> %d units, %d free", before.Resource, before.LargestFree, after.LargestFree,
+			before.Free)
 		if p.Goal == GoalAdmit {
 			fmt.Fprintf(&b, ", usable by the waiting pods %d -> %d", before.Usable, after.Usable)
 		}

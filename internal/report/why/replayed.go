@@ -32,11 +32,11 @@ func (r *replayed) step(i int, last *ask) bool {
 			return false
 		}
 		_, devices := l.devicesOf(p)
-		r.plan.Admitted = append(r.plan.Admitted, Admission{Pod: Object{p.Namespace, p.Name}, Resource: s.a.shared.Resource, Units: s.a.peak(),
+		r.plan.Admitted = append(r.plan.Admitted, Admission{Pod: objectOf(p), Resource: s.a.shared.Resource, Units: s.a.peak(),
 			To: Spot{s.to, devices}, AfterMove: len(r.plan.Moves)})
 		return true
 	}
-	m := Move{Pod: Object{p.Namespace, p.Name}, Owner: ownerText(p), Resource: s.a.shared.Resource, Units: s.a.shared.Peak(),
+	m := Move{Pod: objectOf(p), Owner: ownerText(p), Resource: s.a.shared.Resource, Units: s.a.shared.Peak(),
 		From: Spot{Node: l.on[p.UID]}, Pinned: s.pins != nil}
 	_, m.From.Devices = l.devicesOf(p)
 	needed := r.neededAfter(i)
