@@ -18,10 +18,10 @@ import (
 const (
 	// maxMoves is how many pods are moved for one that waits, at most.
 	maxMoves = 4
-	// maxMoveTrials bounds the sets of pods that are tried for one that waits, and
-	// maxPlaced the places for them, so that an answer takes seconds.
-	maxMoveTrials = 20_000
-	maxPlaced     = 20_000
+	// podEffort bounds the search for one pod that waits, and planEffort for all, of which
+	// each has at least leastEffort: in sets of pods that are looked at, about 20
+	// microseconds each, so that an answer takes seconds.
+	podEffort, planEffort, leastEffort = 20_000, 100_000, 500
 	// branching is how many nodes are tried for a pod that moves.
 	branching = 3
 	// On up to exactNodes nodes every move of every pod is tried, exactTrials times at most,
@@ -47,14 +47,14 @@ type mover struct {
 	rules map[types.UID]Rule
 	// ceiling is the highest priority of pods that may be moved.
 	ceiling int32
-	// trials, placed and exact count towards maxMoveTrials, maxPlaced and exactTrials.
-	trials, placed, exact int
+	// effort is what is left for this pod, left for all; exact counts towards exactTrials.
+	effort, left, exact int
 	// limited is true once a limit kept the search from an end.
 	limited bool
 }
 
 func (w *world) mover() *mover {
-	m := &mover{fixed: map[types.UID]bool{}, rules: map[types.UID]Rule{}, ceiling: math.MaxInt32}
+	m := &mover{fixed: map[types.UID]bool{}, rules: map[types.UID]Rule{}, ceiling: math.MaxInt32, left: planEffort}
 	for _, p := range placement.Policies() {
 		m.layouts = append(m.layouts, w.layout(p))
 	}
@@ -78,7 +78,9 @@ func (m *mover) movable(p *v1.Pod) bool {
 // admit moves the fewest pods so that one is admitted to a node that is not shut, and
 // places it there: the last of the steps. Without a way, nothing is changed.
 func (m *mover) admit(a *ask, shut []string) ([]step, bool) {
-	m.trials, m.placed, m.exact, m.limited = 0, 0, 0, false
+	m.effort, m.exact, m.limited = max(min(podEffort, m.left), leastEffort), 0, false
+	before := m.effort
+	defer func() { m.left -= before - m.effort }()
 	for budget := range maxMoves + 1 {
 		steps, _, ok := m.find(a, shut, budget, 0, func(steps []step, undo func()) bool {
 			undo()
@@ -123,7 +125,7 @@ func (m *mover) exhaust(a *ask, shut []string, budget int, before []step) ([]ste
 			back := l.end(on.Pod)
 			m.fixed[on.UID] = true
 			for s := range m.spots(v, n, was, shut) {
-				if m.exact++; m.exact > exactTrials {
+				if m.exact++; m.exact > exactTrials || !m.spend(2) {
 					m.limited = true
 					break
 				}
@@ -191,6 +193,13 @@ func (m *mover) spots(a *ask, from *nodeView, was []accel.DeviceID, shut []strin
 	}
 }
 
+// spend takes some of the effort that is left, false where there is not enough.
+func (m *mover) spend(effort int) bool {
+	m.effort -= effort
+	m.limited = m.limited || m.effort < 0
+	return m.effort >= 0
+}
+
 // fix says whether the pods of some steps may still be moved.
 func (m *mover) fix(steps []step, fixed bool) {
 	for i := range steps {
@@ -243,11 +252,13 @@ func (m *mover) find(a *ask, shut []string, budget, depth int, accept func([]ste
 	if budget == 0 {
 		return nil, nil, false
 	}
+	if !m.spend(len(m.l().openTo(a)) / 4) {
+		return nil, nil, false
+	}
 	for _, c := range m.candidates(a, shut, budget) {
 		for size := c.least; size <= min(budget, len(c.victims)); size++ {
 			for set := range subsets(len(c.victims), size) {
-				if m.trials++; m.trials > maxMoveTrials || m.placed > maxPlaced {
-					m.limited = true
+				if !m.spend(1) {
 					return nil, nil, false
 				}
 				if !c.s.enough(c.n, c.victims, set) {
@@ -309,11 +320,10 @@ func (m *mover) settle(pods []*ask, from *nodeView, shut []string, rest, depth i
 	if len(pods) == 0 {
 		return nil, func() {}, true
 	}
-	if m.placed++; m.placed > maxPlaced {
-		m.limited = true
+	l, a := m.l(), pods[0]
+	if !m.spend(5 + len(l.openTo(a))/25) {
 		return nil, nil, false
 	}
-	l, a := m.l(), pods[0]
 	then := func(first []step, back func(), rest int) bool {
 		m.fix(first, true)
 		more, undoMore, found := m.settle(pods[1:], from, shut, rest, depth, was)
