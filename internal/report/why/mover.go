@@ -247,7 +247,7 @@ func (m *mover) find(a *ask, shut []string, budget, depth int, accept func([]ste
 		if ok && (depth > 0 || accept(steps, undo)) {
 			return steps, undo, true
 		}
-		return nil, nil, false // of the program: the ledger refuses what it has found to fit
+		return nil, nil, false // on another layout it does not fit there
 	}
 	if budget == 0 {
 		return nil, nil, false
