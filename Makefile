@@ -271,6 +271,11 @@ simulate-packing: ## Compare the policy fragmentation with the published FGD: TR
 	@$(trace-given)
 	$(packing) -policy fragmentation,fragmentation-online,FGD -against FGD -published '$(abspath $(TRACE))/published.csv' -timings
 
+.PHONY: simulate-defragment
+simulate-defragment: ## Plan moves of pods in states of the trace at an offered load of 97 %: TRACE=DIR.
+	@$(trace-given)
+	go test ./internal/report/why -run '^TestTrace$$' -v -timeout 30m -why.trace '$(abspath $(TRACE))'
+
 .PHONY: simulate-sample
 simulate-sample: ## Compare it when it sees only the nodes that kube-scheduler would show: TRACE=DIR.
 	@$(trace-given)

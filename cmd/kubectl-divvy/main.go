@@ -2,7 +2,8 @@
 // hold how much of which device, "kubectl divvy why" why a pod waits, "kubectl divvy
 // doctor" what is wrong with the installation, "kubectl divvy device" takes devices out of service and puts them
 // back, "kubectl divvy pool" brings in and checks the token of a remote
-// pool, "kubectl divvy simulate" compares placement policies on a workload.
+// pool, "kubectl divvy simulate" compares placement policies on a workload,
+// and plans moves of pods.
 package main
 
 import (

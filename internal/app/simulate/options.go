@@ -37,6 +37,10 @@ type Options struct {
 	// Refused is the share of the demand, in percent, that may be rejected when the number
 	// of nodes is determined.
 	Refused float64
+	// Defragment plans moves of pods instead of a simulation: that admit the pods that wait,
+	// or empty a node.
+	Defragment bool
+	EmptyNode  string
 	// Sample shows policies no more nodes than kube-scheduler would.
 	Sample bool
 	// Strict rejects workloads with pods that fit on no node.
@@ -78,11 +82,14 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.FindNodes, "find-nodes", o.FindNodes,
 		"find the smallest number of nodes, mixed as in the cluster, that fits each workload")
 	fs.Float64Var(&o.Refused, "refused", o.Refused, "with --find-nodes, demand that may be rejected, in percent of the workload")
+	fs.BoolVar(&o.Defragment, "defragment", o.Defragment, "plan the fewest moves of pods that admit the pods that wait now, and print "+
+		"them with their commands; nothing is moved")
+	fs.StringVar(&o.EmptyNode, "empty-node", o.EmptyNode, "with --defragment, plan moves that empty this node instead")
 	fs.BoolVar(&o.Sample, "sample", o.Sample, "offer a policy only as many nodes per pod as kube-scheduler samples, round robin; if "+
 		"false, all nodes")
 	fs.BoolVar(&o.Strict, "strict", o.Strict, "fail if a pod requests more than any node has, instead of printing a note; always on with "+
 		"--find-nodes")
-	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json")
+	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json; with --defragment, table is text")
 }
 
 // Validate reports all mistakes at once.
@@ -100,6 +107,12 @@ func (o Options) Validate() error {
 	}
 	if o.Churn && o.FindNodes {
 		mistake("--churn and --find-nodes cannot be combined")
+	}
+	if o.Defragment && (o.Churn || o.FindNodes || o.Dump != "") {
+		mistake("--defragment cannot be combined with --churn, --find-nodes or --dump")
+	}
+	if o.EmptyNode != "" && !o.Defragment {
+		mistake("--empty-node requires --defragment")
 	}
 	if _, err := o.kinds(); err != nil {
 		errs = append(errs, err)

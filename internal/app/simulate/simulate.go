@@ -1,7 +1,8 @@
 // Package simulate is the subcommand "kubectl-divvy simulate": it replays a
 // workload on a cluster that exists only in memory, with one placement policy
 // or several side by side, and says how much of the devices they allocate, how
-// much demand is refused, or how many nodes are needed.
+// much demand is refused, or how many nodes are needed; or it plans which pods to
+// move so that others fit.
 package simulate
 
 import (
@@ -24,12 +25,20 @@ const about = `Replay a workload on a simulated cluster in memory, and compare p
 Nodes and pods come from the live cluster or from a dump. Pods arrive one at a time, in an order
 determined by a seed, and each is either placed immediately or rejected permanently. The table shows how
 much of the devices is allocated after a given demand has arrived. With --churn, pods also leave; with
---find-nodes, the smallest number of nodes that the pods need is determined.`
+--find-nodes, the smallest number of nodes that the pods need is determined.
+
+With --defragment, the pods stay where they are, and the command plans which few of them to move, and in
+which order, to admit the pods that wait, or to empty a node. Each step is carried out on a copy in memory
+first, with the extender's own code, and is printed with its commands. Exit status with --defragment: 0
+every waiting pod fits or the node is empty, 1 not all of it, or no plan helps, 2 wrong usage, 3 no answer
+possible.`
 
 const examples = `  kubectl divvy simulate --from-cluster
   kubectl divvy simulate --from-cluster --find-nodes
   kubectl divvy simulate --dump cluster.json
-  kubectl divvy simulate --from-dump cluster.json --policy binpack,fragmentation --churn`
+  kubectl divvy simulate --from-dump cluster.json --policy binpack,fragmentation --churn
+  kubectl divvy simulate --from-cluster --defragment
+  kubectl divvy simulate --from-cluster --defragment --empty-node gcu-1`
 
 // Command returns the subcommand. What it shows goes to cmd's output, what it
 // has to say about that to cmd's error output.
@@ -45,11 +54,17 @@ func command(connect func() (kube.Clients, error)) *cobra.Command {
 	o := DefaultOptions()
 	cmd := &cobra.Command{
 		Use:     "simulate",
-		Short:   "Compare placement policies on a workload, without touching anything",
+		Short:   "Compare placement policies on a workload, or plan moves of pods, without touching anything",
 		Long:    about,
 		Example: examples,
 		Args:    cobra.NoArgs,
-		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
+		PreRunE: func(*cobra.Command, []string) error {
+			err := o.Validate()
+			if err != nil && o.Defragment {
+				return &kubectl.ExitError{Code: ExitUsage, Err: err}
+			}
+			return err
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return Run(cmd.Context(), o, connect, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -63,6 +78,9 @@ func command(connect func() (kube.Clients, error)) *cobra.Command {
 func Run(ctx context.Context, o Options, connect func() (kube.Clients, error), in io.Reader, out, errOut io.Writer) error {
 	if err := o.Validate(); err != nil {
 		return err
+	}
+	if o.Defragment {
+		return o.defragment(ctx, connect, in, out)
 	}
 	if o.Dump != "" {
 		return dump(ctx, o.Dump, connect, out)

@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
-	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/report/simulate/live"
 	"github.com/divvy-gpu/divvy/internal/report/why"
 )
@@ -112,10 +111,9 @@ func readCluster(ctx context.Context, client kubernetes.Interface, t target, nam
 	if err != nil {
 		return nil, nil, err
 	}
-	add := func(obj runtime.Object) { addTo(s, obj) }
 	if err := list("nodes", why.SourceNodes, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return core.Nodes().List(ctx, o)
-	}, add); err != nil {
+	}, s.Add); err != nil {
 		return nil, nil, err
 	}
 	pods := func(namespace string) pager.ListPageFunc {
@@ -123,11 +121,11 @@ func readCluster(ctx context.Context, client kubernetes.Interface, t target, nam
 			return core.Pods(namespace).List(ctx, o)
 		}
 	}
-	if err := list("pods", why.SourcePods, pods(metav1.NamespaceAll), add); err != nil {
+	if err := list("pods", why.SourcePods, pods(metav1.NamespaceAll), s.Add); err != nil {
 		return nil, nil, err
 	}
 	if slices.ContainsFunc(s.Failed, func(f why.Failure) bool { return f.Source == why.SourcePods }) {
-		if err := list("pods of namespace "+namespace, "", pods(namespace), add); err != nil {
+		if err := list("pods of namespace "+namespace, "", pods(namespace), s.Add); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -135,7 +133,7 @@ func readCluster(ctx context.Context, client kubernetes.Interface, t target, nam
 		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return core.Events(namespace).List(ctx, o)
 		},
-		add); err != nil {
+		s.Add); err != nil {
 		return nil, nil, err
 	}
 	everywhere := mayDelete(ctx, client, metav1.NamespaceAll)
@@ -208,18 +206,6 @@ func ownerOf(obj runtime.Object) *why.Owner {
 	return nil
 }
 
-// addTo adds an object to a snapshot.
-func addTo(s *why.Snapshot, obj runtime.Object) {
-	switch o := obj.(type) {
-	case *corev1.Node:
-		s.Nodes = append(s.Nodes, *o)
-	case *corev1.Pod:
-		s.Pods = append(s.Pods, *o)
-	case *corev1.Event:
-		s.Events = append(s.Events, *o)
-	}
-}
-
 // readDump reads a list of objects. Every command is shown, since nothing is known of rights.
 func (o *Options) readDump(t target, namespace string, in io.Reader) (*why.Snapshot, *why.Owner, error) {
 	name := "standard input"
@@ -253,7 +239,7 @@ func (o *Options) readDump(t target, namespace string, in io.Reader) (*why.Snaps
 		if c := ownerOf(obj); c != nil && c.Kind == t.kind && c.Name == t.name && c.Namespace == namespace {
 			owner = c
 		}
-		addTo(s, obj)
+		s.Add(obj)
 	})
 	switch {
 	case err != nil:
@@ -266,38 +252,6 @@ func (o *Options) readDump(t target, namespace string, in io.Reader) (*why.Snaps
 	case t.kind != kindPod && t.kind != "" && owner == nil:
 		return nil, nil, unknownError{fmt.Errorf("%s: namespace %s has no %s %q", name, namespace, t.kind, t.name)}
 	}
-	s.Taken = newest(s)
+	s.Taken = s.Newest()
 	return s, owner, nil
-}
-
-// newest is the latest time in a dump, which is about when it was written.
-func newest(s *why.Snapshot) time.Time {
-	var at time.Time
-	see := func(t metav1.Time) {
-		if t.After(at) {
-			at = t.Time
-		}
-	}
-	for i := range s.Nodes {
-		for _, c := range s.Nodes[i].Status.Conditions {
-			see(c.LastHeartbeatTime)
-		}
-		inventories, _ := wire.DecodeInventory(s.Nodes[i].Annotations[wire.InventoryAnnotation]) // broken ones are reported
-		for _, in := range inventories {
-			for _, share := range in.Shares {
-				see(metav1.NewTime(share.Isolation.Attested))
-			}
-		}
-	}
-	for i := range s.Pods {
-		see(s.Pods[i].CreationTimestamp)
-		for _, c := range s.Pods[i].Status.Conditions {
-			see(c.LastTransitionTime)
-		}
-	}
-	for i := range s.Events {
-		see(s.Events[i].LastTimestamp)
-		see(metav1.Time(s.Events[i].EventTime))
-	}
-	return at
 }

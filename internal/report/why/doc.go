@@ -9,6 +9,10 @@
 // from kube-scheduler's message, and a change of a pod that has any of them is never
 // called verified.
 //
+// Explainer.Admit and Explainer.Empty plan moves of pods: a layout is a copy of the cluster in
+// which pods end and are placed, a mover searches on it, and replayed carries out what was
+// found on a fresh one, from which the plan is written.
+//
 // Planned allocations are read without a look at their signatures, as package inspect
 // does: the key is the programs' alone.
 package why

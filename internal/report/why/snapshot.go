@@ -6,6 +6,11 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
 // Snapshot is what an explanation is made of. Explain does not change it.
@@ -17,6 +22,8 @@ type Snapshot struct {
 	Pods []v1.Pod
 	// Events are those of the namespaces whose pods are explained.
 	Events []v1.Event
+	// Budgets are the PodDisruptionBudgets of all namespaces, where moves are planned.
+	Budgets []policyv1.PodDisruptionBudget
 	// Failed says what could not be read, and why.
 	Failed []Failure
 	// MayDelete reports whether the person may delete pods of a namespace; nil for no
@@ -37,6 +44,8 @@ const (
 	SourceNodes  = "nodes"
 	SourcePods   = "pods of other namespaces"
 	SourceEvents = "events"
+	// SourceBudgets is missing from a plan of moves.
+	SourceBudgets = "PodDisruptionBudgets"
 )
 
 // failed reports whether a source is missing.
@@ -118,4 +127,50 @@ func scheduled(p *v1.Pod) *v1.PodCondition {
 		}
 	}
 	return nil
+}
+
+// Add adds an object of a kind that a snapshot has, and no other.
+func (s *Snapshot) Add(obj runtime.Object) {
+	switch o := obj.(type) {
+	case *v1.Node:
+		s.Nodes = append(s.Nodes, *o)
+	case *v1.Pod:
+		s.Pods = append(s.Pods, *o)
+	case *v1.Event:
+		s.Events = append(s.Events, *o)
+	case *policyv1.PodDisruptionBudget:
+		s.Budgets = append(s.Budgets, *o)
+	}
+}
+
+// Newest is the latest time in a dump, which is about when it was written.
+func (s *Snapshot) Newest() time.Time {
+	var at time.Time
+	see := func(t metav1.Time) {
+		if t.After(at) {
+			at = t.Time
+		}
+	}
+	for i := range s.Nodes {
+		for _, c := range s.Nodes[i].Status.Conditions {
+			see(c.LastHeartbeatTime)
+		}
+		inventories, _ := wire.DecodeInventory(s.Nodes[i].Annotations[wire.InventoryAnnotation]) // broken ones are reported
+		for _, in := range inventories {
+			for _, share := range in.Shares {
+				see(metav1.NewTime(share.Isolation.Attested))
+			}
+		}
+	}
+	for i := range s.Pods {
+		see(s.Pods[i].CreationTimestamp)
+		for _, c := range s.Pods[i].Status.Conditions {
+			see(c.LastTransitionTime)
+		}
+	}
+	for i := range s.Events {
+		see(s.Events[i].LastTimestamp)
+		see(metav1.Time(s.Events[i].EventTime))
+	}
+	return at
 }

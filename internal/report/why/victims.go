@@ -30,10 +30,13 @@ type victim struct {
 	parts map[accel.DeviceID]accel.Units
 }
 
+// byPods are the codes of hindrances that pods of the node cause, and that their end may remove.
+var byPods = []Code{CPUOrMemory, Ephemeral, Pods, Ports, InsufficientCapacity}
+
 // movable reports whether pods that end may be what the node needs.
 func (j *judged) movable() bool {
 	for _, h := range j.hindrances {
-		if !slices.Contains([]Code{CPUOrMemory, Ephemeral, Pods, Ports, InsufficientCapacity}, h.code) {
+		if !slices.Contains(byPods, h.code) {
 			return false
 		}
 	}

@@ -219,6 +219,11 @@ func (r *record) Forget(string) {}
 // copyOf returns a ledger of these nodes alone, without the pods that are gone.
 func (w *world) copyOf(nodes []string, gone func(h *ledger.Holding) bool, nominations bool) *ledger.Ledger {
 	l := ledger.New(ledger.Options{Now: w.now})
+	w.copyInto(l, nodes, gone, nominations)
+	return l
+}
+
+func (w *world) copyInto(l *ledger.Ledger, nodes []string, gone func(h *ledger.Holding) bool, nominations bool) {
 	for _, name := range nodes {
 		l.SetNode(name, w.record.inventories[name])
 		for i := range w.record.held[name] {
@@ -233,7 +238,6 @@ func (w *world) copyOf(nodes []string, gone func(h *ledger.Holding) bool, nomina
 			l.Nominate(n.pod, name, n.request)
 		}
 	}
-	return l
 }
 
 // anotherNode is the name of a node that does not exist yet.

@@ -221,8 +221,8 @@ var rules = []rule{
 		notThemselves: []string{
 			"k8s.io/client-go/...", "os", "os/exec", "net", "net/http", "log", "log/slog",
 		},
-		why: "why a pod waits is decided on a snapshot, with the extender's own state and ledger and without clients, so that advice " +
-			"can be tried on thousands of random clusters",
+		why: "why a pod waits, and which pods to move, is decided on a snapshot, with the extender's own state and ledger and without " +
+			"clients, so that advice can be tried on thousands of random clusters",
 	},
 	{
 		packages: []string{"internal/report/doctor"},
