@@ -211,25 +211,22 @@ func (m *mover) fix(steps []step, fixed bool) {
 	}
 }
 
-// candidate is a node that could admit a pod without some that are on it.
-type candidate struct {
-	n       *nodeView
-	s       *search
-	victims []victim
-	least   int
+// search is one for what pods of the first layout are in the way of a pod.
+func (m *mover) search(a *ask) *search {
+	return &search{x: &Explainer{m.l().snapshot, &m.l().world}, a: a}
 }
 
 // candidates are the nodes on which at most so many pods must move, those with the fewest first.
 func (m *mover) candidates(a *ask, shut []string, budget int) []candidate {
-	s := &search{x: &Explainer{m.l().snapshot, &m.l().world}, a: a}
+	s := m.search(a)
 	var out []candidate
 	for _, n := range m.l().openTo(a) {
 		if slices.Contains(shut, n.Name) {
 			continue
 		}
-		c := candidate{n: n, s: s, victims: s.victims(n)}
+		c := s.candidate(n)
 		c.victims = slices.DeleteFunc(c.victims, func(v victim) bool { return !m.movable(v.pod) })
-		if c.least = s.least(n, c.victims); len(c.victims) > 0 && c.least <= min(budget, len(c.victims)) {
+		if c.least = s.least(&c, c.victims); len(c.victims) > 0 && c.least <= min(budget, len(c.victims)) {
 			out = append(out, c)
 		}
 	}
@@ -255,13 +252,14 @@ func (m *mover) find(a *ask, shut []string, budget, depth int, accept func([]ste
 	if !m.spend(len(m.l().openTo(a)) / 4) {
 		return nil, nil, false
 	}
+	s := m.search(a)
 	for _, c := range m.candidates(a, shut, budget) {
 		for size := c.least; size <= min(budget, len(c.victims)); size++ {
 			for set := range subsets(len(c.victims), size) {
 				if !m.spend(1) {
 					return nil, nil, false
 				}
-				if !c.s.enough(c.n, c.victims, set) {
+				if !s.enough(&c, set) {
 					continue
 				}
 				steps, undo, ok := m.vacate(a, c.n, podsOf(c.victims, set), shut, budget-size, depth)

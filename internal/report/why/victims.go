@@ -138,6 +138,14 @@ type candidate struct {
 	least   int // pods that must end at least
 }
 
+// candidate returns a node with the pods that may end there.
+func (s *search) candidate(n *nodeView) candidate {
+	usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, n.Name)
+	c := candidate{n: n, devices: usage.Devices}
+	c.victims = s.victims(&c)
+	return c
+}
+
 // endPods is kind 4.
 func (s *search) endPods() (Change, bool) {
 	if s.a.resource() == "" || s.a.mistake != nil || len(s.a.several) > 0 {
@@ -146,9 +154,7 @@ func (s *search) endPods() (Change, bool) {
 	var all []candidate
 	for i := range s.nodes {
 		if j := &s.nodes[i]; j.movable() {
-			usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, j.n.Name)
-			c := candidate{n: j.n, devices: usage.Devices}
-			c.victims = s.victims(&c)
+			c := s.candidate(j.n)
 			if c.least = s.least(&c, c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
 				all = append(all, c)
 			}
