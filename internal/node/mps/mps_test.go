@@ -374,28 +374,33 @@ func TestReportsAreCurrent(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	with := func(change func(*mps.DeviceReport), strangers []int, processes ...mps.Process) mps.Device {
+	with := func(change func(*mps.DeviceReport), strangers []int, processes ...limits.Process) mps.Device {
 		r := &mps.DeviceReport{Exclusive: true, Servers: []mps.Server{{PID: 7, State: "ACTIVE", Clients: []int{8}}}}
 		change(r)
 		return mps.Device{Report: r, Strangers: strangers, Processes: processes}
 	}
 	same := func(*mps.DeviceReport) {}
-	before, stranger := []int{9}, mps.Process{PID: 9, Program: "python"}
+	before, stranger := []int{9}, limits.Process{PID: 9, Program: "python"}
+	first := with(same, nil, stranger)
+	first.First = true
 	for name, tt := range map[string]struct {
 		device    mps.Device
 		want      limits.Cause
 		strangers int
 	}{
-		"all is well":              {with(same, before, mps.Process{PID: 7, Program: "x"}, mps.Process{PID: 8, Program: "python"}), "", 0},
-		"the driver's own program": {with(same, before, mps.Process{PID: 9, Program: "nvidia-persiste"}), "", 0},
+		"all is well":              {with(same, before, limits.Process{PID: 7, Program: "x"}, limits.Process{PID: 8, Program: "python"}), "", 0},
+		"the driver's own program": {with(same, before, limits.Process{PID: 9, Program: "nvidia-persiste"}), "", 0},
 		"a new process":            {with(same, nil, stranger), "", 1},
-		"a stranger":               {with(same, before, stranger), limits.CauseProcess, 1},
-		"no list":                  {mps.Device{Report: with(same, nil).Report, Unlisted: errors.New("x")}, limits.CauseProcesses, 0},
-		"a problem":                {mps.Device{Problem: mps.ErrNotRunning, Report: with(same, nil).Report}, mps.CauseDaemon, 0},
-		"no report":                {mps.Device{}, mps.CauseDaemon, 0},
-		"no daemon":                {with(func(r *mps.DeviceReport) { r.Problem = "x" }, nil), mps.CauseDaemon, 0},
-		"a fault":                  {with(func(r *mps.DeviceReport) { r.Servers[0].State = "FAULT" }, nil), mps.CauseFault, 0},
-		"another mode":             {with(func(r *mps.DeviceReport) { r.Exclusive = false }, nil), mps.CauseMode, 0},
+		"the first pass":           {first, limits.CauseProcess, 1},
+		"a pod with such a name": {with(same, before, limits.Process{PID: 9, PodUID: "x", Program: "Xorg"}),
+			limits.CauseProcess, 1},
+		"a stranger":   {with(same, before, stranger), limits.CauseProcess, 1},
+		"no list":      {mps.Device{Report: with(same, nil).Report, Unlisted: errors.New("x")}, limits.CauseProcesses, 0},
+		"a problem":    {mps.Device{Problem: mps.ErrNotRunning, Report: with(same, nil).Report}, mps.CauseDaemon, 0},
+		"no report":    {mps.Device{}, mps.CauseDaemon, 0},
+		"no daemon":    {with(func(r *mps.DeviceReport) { r.Problem = "x" }, nil), mps.CauseDaemon, 0},
+		"a fault":      {with(func(r *mps.DeviceReport) { r.Servers[0].State = "FAULT" }, nil), mps.CauseFault, 0},
+		"another mode": {with(func(r *mps.DeviceReport) { r.Exclusive = false }, nil), mps.CauseMode, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			losses, strangers := mps.Judge(tt.device)
