@@ -104,8 +104,8 @@ func ReadWish(dir string) (w Wish, err error) {
 func WriteReport(dir string, r Report) error { return write(dir, reportFile, r) }
 
 // ErrNotRunning says that nothing serves the node.
-var ErrNotRunning = fmt.Errorf("DaemonSet divvy-mps has reported nothing for %v: its pod does not run on the node (the chart has none with "+
-	"node.existingConfigMap alone), or the driver does not respond", maxAge)
+var ErrNotRunning = fmt.Errorf("DaemonSet divvy-mps has reported nothing for %v: its pod does not run on the node (the chart has none if "+
+	"only node.existingConfigMap asks for it), or the driver does not respond", maxAge)
 
 // ReadReport returns the last report. The error is ErrNotRunning if there is none that is
 // current. One from the future is not: it would stay current for as long as the clock was wrong.
