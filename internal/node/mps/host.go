@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,7 +100,9 @@ const sharedMemoryOptions = "mode=1777,size=1g,nr_inodes=65536"
 func (h Host) Tidy(proc string, servers []int) error {
 	dir := SharedMemoryDir(h.Dir())
 	left, err := os.ReadDir(dir)
-	if err != nil || len(left) == 0 {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // no daemon was started yet
+	} else if err != nil || len(left) == 0 {
 		return err
 	}
 	if used, err := h.sharedMemoryIsUsed(proc, dir); used || err != nil {

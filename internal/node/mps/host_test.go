@@ -105,6 +105,7 @@ func TestTidy(t *testing.T) {
 			t.Errorf("%s: left are %q, want %q", what, got, want)
 		}
 	}
+	expect("before the first daemon")
 	put(filepath.Join(shared, "left"), "x")
 	put(filepath.Join(shared, "ring"), "x")
 	var stat unix.Stat_t

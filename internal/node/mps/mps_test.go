@@ -273,6 +273,32 @@ func (n *node) logs(text string) (count int) {
 	return count
 }
 
+// TestServiceWithAStuckDriver: a driver that cannot be opened is reported, and used again later.
+func TestServiceWithAStuckDriver(t *testing.T) {
+	n := newNode(t)
+	n.Wait = 100 * time.Millisecond
+	stuck, open := make(chan struct{}), n.Open
+	n.Open = func(root string) (mps.Modes, func(), error) {
+		<-stuck
+		return open(root)
+	}
+	n.wish("GPU-a")
+	for range 2 {
+		err := n.Pass(t.Context())
+		r, _ := mps.ReadReport(n.Dir, time.Now())
+		if d := r.Devices["GPU-a"]; err == nil || d == nil || !strings.Contains(d.Problem, "does not respond") {
+			t.Errorf("the driver hangs, and the report is %+v, %v", d, err)
+		}
+	}
+	close(stuck)
+	n.Wait = 0
+	time.Sleep(100 * time.Millisecond)
+	if p := n.report().Devices["GPU-a"].Problem; p != "" {
+		t.Errorf("after the driver responds: %s", p)
+	}
+	n.ended()
+}
+
 // TestServiceGoesOn: a driver that does not return for one GPU leaves the others alone, also at the
 // end.
 func TestServiceGoesOn(t *testing.T) {

@@ -78,6 +78,7 @@ type opened struct {
 	modes Modes
 	done  func()
 	tool  Tool
+	root  string
 	err   error
 }
 
@@ -97,7 +98,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil { // containers of any user reach their pipes through it
 		return err
 	}
-	// Those of a service that was killed are in the way of nothing, but no daemon answers there.
+	// What a service that was killed has left: no daemon answers there.
 	stale, err := filepath.Glob(PipeDir(s.Dir, "*"))
 	if err != nil {
 		return err
@@ -235,7 +236,7 @@ func (s *Service) open(ctx context.Context, wish Wish) opened {
 	if s.opening != nil {
 		select {
 		case late := <-s.opening:
-			late.close()
+			s.keep(late).close()
 			s.opening = nil
 		default:
 			return opened{err: errHung}
@@ -247,7 +248,7 @@ func (s *Service) open(ctx context.Context, wish Wish) opened {
 	}
 	answer := make(chan opened, 1)
 	go func() {
-		o := opened{tool: tool}
+		o := opened{tool: tool, root: root}
 		if o.tool == nil {
 			o.tool, o.err = s.Prepare(root)
 		}
@@ -258,14 +259,19 @@ func (s *Service) open(ctx context.Context, wish Wish) opened {
 	}()
 	select {
 	case o := <-answer:
-		if o.tool != nil {
-			s.tool, s.root = o.tool, root
-		}
-		return o
+		return s.keep(o)
 	case <-ctx.Done():
 		s.opening = answer
 		return opened{err: errHung}
 	}
+}
+
+// keep keeps the programs for the next passes: what makes them usable is done once.
+func (s *Service) keep(o opened) opened {
+	if o.tool != nil {
+		s.tool, s.root = o.tool, o.root
+	}
+	return o
 }
 
 // exclude makes sure that only one process has a context of a GPU, which is a server of MPS.
