@@ -180,12 +180,13 @@ func TestMPSTierIsStatedWhileItIsProven(t *testing.T) {
 // TestMPSOfStrangers: a process without MPS counts from the first pass on, and one in a pod is none of
 // the driver's, whatever its name is.
 func TestMPSOfStrangers(t *testing.T) {
+	pod := "0::/kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope\n"
 	for name, tt := range map[string]struct {
 		comm, group, want string
 	}{
 		"of the host":             {"python\n", "0::/user.slice\n", "process 41 (python) uses the device without MPS"},
 		"of the driver":           {"Xorg\n", "0::/system.slice/display.service\n", ""},
-		"of a pod, with its name": {"Xorg\n", "0::/kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope\n", "process 41 (of pod 11111111-2222-3333-4444-555555555555) uses the device without MPS"},
+		"of a pod, with its name": {"Xorg\n", pod, "process 41 (of pod 11111111-2222-3333-4444-555555555555) uses the device without MPS"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newServing(t)

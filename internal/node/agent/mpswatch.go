@@ -106,7 +106,8 @@ func (w *mpsWatch) pass(ctx context.Context) {
 	losses := map[accel.DeviceID][]limits.Loss{}
 	for id, p := range pools {
 		strangers, looked := w.strangers[id]
-		one := mps.Device{ID: id, Problem: cmp.Or(w.obstacle(id, p), problem), Report: report.Devices[id], Strangers: strangers, First: !looked}
+		one := mps.Device{ID: id, Problem: cmp.Or(w.obstacle(id, p), problem), Report: report.Devices[id],
+			Strangers: strangers, First: !looked}
 		one.Processes, one.Unlisted = w.processes(ctx, id, p)
 		losses[id], w.strangers[id] = mps.Judge(one)
 	}

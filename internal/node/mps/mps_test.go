@@ -414,7 +414,8 @@ func TestJudge(t *testing.T) {
 		want      limits.Cause
 		strangers int
 	}{
-		"all is well":              {with(same, before, limits.Process{PID: 7, Program: "x"}, limits.Process{PID: 8, Program: "python"}), "", 0},
+		"all is well": {with(same, before, limits.Process{PID: 7, Program: "x"},
+			limits.Process{PID: 8, Program: "python"}), "", 0},
 		"the driver's own program": {with(same, before, limits.Process{PID: 9, Program: "nvidia-persiste"}), "", 0},
 		"a new process":            {with(same, nil, stranger), "", 1},
 		"the first pass":           {first, limits.CauseProcess, 1},
