@@ -180,7 +180,7 @@ func TestMPSTierIsStatedWhileItIsProven(t *testing.T) {
 // TestMPSOfStrangers: a process without MPS counts from the first pass on, and one in a pod is none of
 // the driver's, whatever its name is.
 func TestMPSOfStrangers(t *testing.T) {
-	pod := "0::/kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope\n"
+	pod := "0::/kubepods-pod11111111_2222_3333_4444_555555555555.slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope\n"
 	for name, tt := range map[string]struct {
 		comm, group, want string
 	}{
