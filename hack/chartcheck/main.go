@@ -161,6 +161,13 @@ var good = []struct {
 		want: []string{"migStrategy: mixed", "profile: 1g.10gb"},
 	},
 	{
+		name: "MIG devices of a profile beside GPUs with MPS",
+		set: []string{"--set", "node.vendors.nvidia.migStrategy=mixed", "--set-json", `sharedResources=[` +
+			`{"name":"nvidia.com/gpu-memory","vendor":"nvidia","mode":"memory","isolation":"cooperative"},` +
+			`{"name":"nvidia.com/mig-1g.10gb","vendor":"nvidia","mode":"exclusive","profile":"1g.10gb"}]`},
+		want: []string{"migStrategy: mixed", "profile: 1g.10gb", "args: [mps]"},
+	},
+	{
 		name: "DRS instances, those of a profile under GCUShare's name",
 		set: []string{"--set", "node.vendors.enflame.drs=true", "--set-json",
 			`sharedResources=[{"name":"enflame.com/drs-gcu","vendor":"enflame","mode":"exclusive","profile":"1g.6gb"}]`},

@@ -67,10 +67,10 @@ func TestMPS(t *testing.T) {
 	client.Annotations = map[string]string{wire.IsolationAnnotation: "cooperative", wire.ComputeAnnotation: "40"}
 	client.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", Value: "100"}}
 	start(t, client)
-	text, err := lab.Pods.Exec(ctx, "client", "app", "sh", "-c", "env | grep ^CUDA_MPS | sort; ls /tmp/nvidia-mps")
+	text, err := lab.Pods.Exec(ctx, "client", "app", "sh", "-c", "env | grep ^CUDA_MPS | sort; ls /run/nvidia-mps")
 	must(t, err)
 	for _, want := range []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=3072M",
-		"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "\ncontrol"} {
+		"CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps", "\ncontrol"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the container has no %q:\n%s", want, text)
 		}

@@ -317,12 +317,13 @@ func (k *checker) isolation(field string, r Resource) {
 }
 
 // cooperativeAlone rejects other resources that may be made of the devices of a cooperative one:
-// only programs that the vendor's service serves can use such a device.
+// only programs that the vendor's service serves can use such a device. A resource with a profile is
+// made of MIG devices, of GPUs that a cooperative resource does not offer.
 func (k *checker) cooperativeAlone(resources []Resource) {
 	for i, r := range resources {
 		for j, other := range resources {
 			if r.Isolation == IsolationCooperative && r.Mode == ModeMemory && other.Mode != ModeMemory && r.Vendor == other.Vendor &&
-				!disjoint(r.Devices, other.Devices) {
+				r.Profile == "" && other.Profile == "" && !disjoint(r.Devices, other.Devices) {
 				k.wrong(fmt.Sprintf("resources[%d].isolation", i), "resources[%d] may offer the same devices, and with isolation %s a "+
 					"device is offered by one resource alone; choose devices for both that cannot be the same, by indexes, by ids or "+
 					"by models", j, r.Isolation)

@@ -228,6 +228,8 @@ func TestParseAccepts(t *testing.T) {
 		"a model with a bracket": resource(`mode: exclusive, devices: {models: ["["]}`),
 		"the longest socket": head + "kubeletDir: /" + strings.Repeat("k", 65) +
 			"\nresources: [{name: nvidia.com/gpu-memory, vendor: nvidia}]",
+		"MIG devices of a profile beside GPUs with MPS": head + "vendors: {nvidia: {migStrategy: mixed}}\nresources: " +
+			"[{name: a.com/x, vendor: nvidia, isolation: cooperative}, {name: a.com/y, vendor: nvidia, mode: exclusive, profile: 1g.10gb}]",
 		"a selector of all": resource("mode: exclusive, devices: {}"),
 	}
 	for name, text := range tests {

@@ -357,7 +357,7 @@ under two names. */ -}}
 {{- $all := index . 2 -}}
 {{- range $one := $all -}}
 {{- range $all -}}
-{{- if and (eq ($one.isolation | default "none") "cooperative") (eq .vendor $one.vendor) (ne .name $one.name) (not (and .devices $one.devices)) -}}
+{{- if and (eq ($one.isolation | default "none") "cooperative") (eq .vendor $one.vendor) (ne .name $one.name) (not (or .profile $one.profile)) (not (and .devices $one.devices)) -}}
 {{- fail (printf "%s: with isolation cooperative of %s, no other resource may offer the same devices, and %s may; choose devices for both" $at $one.name .name) -}}
 {{- end -}}
 {{- end -}}

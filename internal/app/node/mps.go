@@ -32,6 +32,7 @@ func mpsCommand() *cobra.Command {
 			log, _ := logging.Setup(logging.Options{Stderr: output, Level: new(slog.LevelVar)})
 			ctx := klog.NewContext(cmd.Context(), log)
 			service := mps.Service{Dir: host.Dir(), Inside: mps.Dir, Prepare: host.Prepare, Now: time.Now,
+				Tidy: func(servers []int) error { return host.Tidy("/proc", servers) },
 				Open: func(driverRoot string) (mps.Modes, func(), error) { return openModes(host, driverRoot) },
 				Log: func(err error, message string, id accel.DeviceID) {
 					if err != nil {

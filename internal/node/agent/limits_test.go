@@ -329,8 +329,8 @@ func TestIsolationCondition(t *testing.T) {
 		want   corev1.ConditionStatus
 		text   string
 	}{
-		"no devices":   {nil, 0, corev1.ConditionFalse, "every container"},
-		"holds":        {map[accel.DeviceID]limits.Status{"a": {}}, time.Minute, corev1.ConditionFalse, "every container"},
+		"no devices":   {nil, 0, corev1.ConditionFalse, "holds on all devices"},
+		"holds":        {map[accel.DeviceID]limits.Status{"a": {}}, time.Minute, corev1.ConditionFalse, "holds on all devices"},
 		"not examined": {map[accel.DeviceID]limits.Status{"a": {}}, 61 * time.Second, corev1.ConditionTrue, "could not be examined"},
 		"lost": {map[accel.DeviceID]limits.Status{"a": {}, "b": lost, "c": lost}, 0, corev1.ConditionTrue,
 			"b: persistence mode is off, c: persistence"},

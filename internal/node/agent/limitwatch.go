@@ -327,25 +327,30 @@ func (w *limitWatch) processes(ctx context.Context, vendor string, id accel.Devi
 	if err := usage.HostPIDs(w.procRoot()); err != nil {
 		return nil, err
 	}
-	measured, err := w.limiters[vendor].Measure(ctx, id)
+	return programs(ctx, w.limiters[vendor], id, w.procRoot(), w.cgroupRoot())
+}
+
+// programs returns the processes that use a device, with the containers that they are in.
+func programs(ctx context.Context, m backend.Meter, id accel.DeviceID, procRoot, cgroupRoot string) ([]limits.Process, error) {
+	measured, err := m.Measure(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	owners := usage.Owners(w.procRoot(), w.cgroupRoot())
+	owners := usage.Owners(procRoot, cgroupRoot)
 	var out []limits.Process
 	for _, p := range measured.Processes {
 		all, err := owners(p.PID)
 		if err != nil {
-			if _, gone := cgroup.ReadProcess(w.procRoot(), p.PID); gone != nil {
+			if _, gone := cgroup.ReadProcess(procRoot, p.PID); gone != nil {
 				continue // it has ended meanwhile
 			}
 			return nil, err
 		}
-		var one limits.Process
+		one := limits.Process{PID: p.PID}
 		if len(all) > 0 {
 			// A container may have made the groups below its own, and named them as it likes.
 			one.Container, one.PodUID = all[0].Container, all[0].PodUID
-		} else if comm, err := os.ReadFile(filepath.Join(w.procRoot(), strconv.Itoa(p.PID), "comm")); err == nil {
+		} else if comm, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(p.PID), "comm")); err == nil {
 			one.Program = strings.TrimSpace(string(comm))
 		}
 		out = append(out, one)

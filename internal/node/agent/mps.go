@@ -17,9 +17,9 @@ import (
 // nothing else. Their names are "<GPU>.<percent>.<MiB>".
 const mpsKind = "divvy.dev/gpu-mps"
 
-// Paths in a container. The pipes are where programs look for them that have no environment.
+// Paths in a container. The pipes are not in /tmp, which entrypoints empty.
 const (
-	mpsPipesInside        = "/tmp/nvidia-mps"
+	mpsPipesInside        = "/run/nvidia-mps"
 	mpsSharedMemoryInside = "/dev/shm"
 )
 
@@ -59,8 +59,8 @@ func (*mpsDesk) of(_ *pool, device accel.Device, mib uint64, percent int) (cdisp
 	if percent == 0 {
 		percent = mps.Percent(mib*limits.MiB, uint64(max(device.MemoryBytes, 0)))
 	}
-	mount := func(host, inside string) *cdispecs.Mount {
-		return &cdispecs.Mount{HostPath: host, ContainerPath: inside, Options: []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}}
+	mount := func(host, inside, access string) *cdispecs.Mount {
+		return &cdispecs.Mount{HostPath: host, ContainerPath: inside, Options: []string{access, "nosuid", "nodev", "rbind", "rprivate"}}
 	}
 	return cdispecs.Device{
 		Name: fmt.Sprintf("%s.%d.%d", device.ID, percent, mib),
@@ -72,7 +72,9 @@ func (*mpsDesk) of(_ *pool, device accel.Device, mib uint64, percent int) (cdisp
 				fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", mib),
 			},
 			Mounts: []*cdispecs.Mount{
-				mount(mps.PipeDir(mps.Dir, device.ID), mpsPipesInside), mount(mps.SharedMemoryDir(mps.Dir), mpsSharedMemoryInside),
+				// A socket can be connected to, and a pipe opened for writing, where no file can be made or removed.
+				mount(mps.PipeDir(mps.Dir, device.ID), mpsPipesInside, "ro"),
+				mount(mps.SharedMemoryDir(mps.Dir), mpsSharedMemoryInside, "rw"),
 			},
 		},
 	}, true

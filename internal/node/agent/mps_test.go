@@ -48,9 +48,9 @@ func newServing(t *testing.T) *serving {
 	if err := os.Symlink("pid:[4026531836]", filepath.Join(m.host, "proc/self/ns/pid")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(m.host, "proc/41/comm"), []byte("python\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	m.put("comm", "python\n")
+	m.put("stat", "41 (python) S 1 41 41 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0\n")
+	m.put("cgroup", "0::/user.slice\n")
 	devices := found(card(0, "a", 16), card(1, "b", 16))
 	a := &Agent{o: Options{Node: thisNode, Config: config.Default(), Backends: map[string]backend.Backend{"enflame": m.backend}},
 		records: m.world.records, metrics: newMetrics(prometheus.NewRegistry()), offerings: offerings{{parts: []*pool{m.world.pool}}},
@@ -77,6 +77,14 @@ func newServing(t *testing.T) *serving {
 		m.report.Devices[id] = &mps.DeviceReport{Exclusive: true}
 	}
 	return m
+}
+
+// put writes a file of process 41.
+func (m *serving) put(name, text string) {
+	m.t.Helper()
+	if err := os.WriteFile(filepath.Join(m.host, "proc/41", name), []byte(text), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
 }
 
 // passes makes passes, each after one of the service, and returns what is stated of device a
@@ -169,6 +177,41 @@ func TestMPSTierIsStatedWhileItIsProven(t *testing.T) {
 	}
 }
 
+// TestMPSOfStrangers: a process without MPS counts from the first pass on, and one in a pod is none of
+// the driver's, whatever its name is.
+func TestMPSOfStrangers(t *testing.T) {
+	pod := "0::/kubepods-pod11111111_2222_3333_4444_555555555555.slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope\n"
+	for name, tt := range map[string]struct {
+		comm, group, want string
+	}{
+		"of the host":             {"python\n", "0::/user.slice\n", "process 41 (python) uses the device without MPS"},
+		"of the driver":           {"Xorg\n", "0::/system.slice/display.service\n", ""},
+		"of a pod, with its name": {"Xorg\n", pod, "process 41 (of pod 11111111-2222-3333-4444-555555555555) uses the device without MPS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newServing(t)
+			m.put("comm", tt.comm)
+			m.put("cgroup", tt.group)
+			m.backend.found = map[accel.DeviceID]backend.Measured{"a": {Processes: []backend.Process{{PID: 41}}}}
+			tier := accel.TierNone
+			if tt.want == "" {
+				tier = accel.TierCooperative
+			}
+			m.wantTier(name, 1, tier, tt.want)
+		})
+	}
+}
+
+// TestMPSIsNotWantedWithoutClients: a GPU whose containers are no clients keeps its compute mode.
+func TestMPSIsNotWantedWithoutClients(t *testing.T) {
+	m := newServing(t)
+	m.world.pool.limit = nil
+	m.wantTier("without specifications", 1, accel.TierNone, "needs injection cdi or cdiAnnotations")
+	if got, err := mps.ReadWish(m.mpsWatch.dir); err != nil || len(got.Devices) > 0 {
+		t.Errorf("the service is to do %+v, %v", got, err)
+	}
+}
+
 func TestMPSIsNotSetUp(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(m *serving)
@@ -229,13 +272,13 @@ func TestMPSClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}
+	options := func(access string) []string { return []string{access, "nosuid", "nodev", "rbind", "rprivate"} }
 	want := cdispecs.Device{Name: "a.25.4096", ContainerEdits: cdispecs.ContainerEdits{
-		Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+		Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
 			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M"},
 		Mounts: []*cdispecs.Mount{
-			{HostPath: "/run/divvy/mps/a/pipe", ContainerPath: "/tmp/nvidia-mps", Options: options},
-			{HostPath: "/run/divvy/mps/shm", ContainerPath: "/dev/shm", Options: options},
+			{HostPath: "/run/divvy/mps/a/pipe", ContainerPath: "/run/nvidia-mps", Options: options("ro")},
+			{HostPath: "/run/divvy/mps/shm", ContainerPath: "/dev/shm", Options: options("rw")},
 		}}}
 	if diff := cmp.Diff(want, one); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

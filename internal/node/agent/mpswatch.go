@@ -5,12 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,13 +33,13 @@ type mpsWatch struct {
 	parts       []*pool
 	discoveries *discoveries
 	records     *records
-	// dir is mps.Dir as this process sees it, and procRoot the host's /proc. driverRoot is on
-	// the host.
-	dir, procRoot, driverRoot string
-	lost                      *prometheus.CounterVec
-	found                     func() // is called after each pass
-	node                      func(events.Kind, string)
-	now                       func() time.Time
+	// dir is mps.Dir as this process sees it, procRoot the host's /proc and cgroupRoot its control
+	// groups. driverRoot is on the host.
+	dir, procRoot, cgroupRoot, driverRoot string
+	lost                                  *prometheus.CounterVec
+	found                                 func() // is called after each pass
+	node                                  func(events.Kind, string)
+	now                                   func() time.Time
 
 	watch     limits.Watch
 	strangers map[accel.DeviceID][]int
@@ -54,7 +51,8 @@ type mpsWatch struct {
 func newMPSWatch(ctx context.Context, a *Agent, limited *limitWatch) *mpsWatch {
 	w := &mpsWatch{desk: a.cdi.mps, parts: slices.Collect(a.offerings.parts(func(*offering, *pool) bool { return true })),
 		discoveries: a.discoveries, records: a.records, dir: filepath.Join(a.o.Config.DriverRoot, mps.Dir),
-		procRoot: cmp.Or(a.o.Limits.ProcRoot, filepath.Join(a.o.Config.DriverRoot, "proc")), driverRoot: "/",
+		procRoot:   cmp.Or(a.o.Limits.ProcRoot, filepath.Join(a.o.Config.DriverRoot, "proc")),
+		cgroupRoot: cmp.Or(a.o.Limits.CgroupRoot, filepath.Join(a.o.Config.DriverRoot, "sys/fs/cgroup")), driverRoot: "/",
 		found: a.signals.wake.raise, node: a.tell, now: time.Now, strangers: map[accel.DeviceID][]int{}}
 	if !slices.ContainsFunc(w.parts, w.desk.proves) {
 		if before, err := mps.ReadWish(w.dir); err == nil && len(before.Devices) > 0 {
@@ -92,8 +90,9 @@ func (w *mpsWatch) pass(ctx context.Context) {
 			continue
 		}
 		for _, s := range see(p, (*alloc.Engine).Inventory).Shares {
-			pools[s.ID] = p
-			wish.Devices = append(wish.Devices, s.ID)
+			if pools[s.ID] = p; p.limit != nil { // otherwise its containers are no clients, and could not use it
+				wish.Devices = append(wish.Devices, s.ID)
+			}
 		}
 	}
 	slices.Sort(wish.Devices)
@@ -106,7 +105,9 @@ func (w *mpsWatch) pass(ctx context.Context) {
 	w.logged.Log(ctx, problem, "MPS does not serve the node")
 	losses := map[accel.DeviceID][]limits.Loss{}
 	for id, p := range pools {
-		one := mps.Device{ID: id, Problem: cmp.Or(w.obstacle(id, p), problem), Report: report.Devices[id], Strangers: w.strangers[id]}
+		strangers, looked := w.strangers[id]
+		one := mps.Device{ID: id, Problem: cmp.Or(w.obstacle(id, p), problem), Report: report.Devices[id],
+			Strangers: strangers, First: !looked}
 		one.Processes, one.Unlisted = w.processes(ctx, id, p)
 		losses[id], w.strangers[id] = mps.Judge(one)
 	}
@@ -152,7 +153,7 @@ func (w *mpsWatch) obstacle(id accel.DeviceID, p *pool) error {
 }
 
 // processes returns the processes that use a device.
-func (w *mpsWatch) processes(ctx context.Context, id accel.DeviceID, p *pool) ([]mps.Process, error) {
+func (w *mpsWatch) processes(ctx context.Context, id accel.DeviceID, p *pool) ([]limits.Process, error) {
 	meter, ok := p.backend.(backend.Meter)
 	if !ok {
 		return nil, fmt.Errorf("vendor %q does not list them", p.config.Vendor)
@@ -160,17 +161,5 @@ func (w *mpsWatch) processes(ctx context.Context, id accel.DeviceID, p *pool) ([
 	if err := usage.HostPIDs(w.procRoot); err != nil {
 		return nil, err
 	}
-	measured, err := meter.Measure(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	var out []mps.Process
-	for _, one := range measured.Processes {
-		comm, err := os.ReadFile(filepath.Join(w.procRoot, strconv.Itoa(one.PID), "comm"))
-		if err != nil {
-			continue // it has ended meanwhile
-		}
-		out = append(out, mps.Process{PID: one.PID, Program: strings.TrimSpace(string(comm))})
-	}
-	return out, nil
+	return programs(ctx, meter, id, w.procRoot, w.cgroupRoot)
 }

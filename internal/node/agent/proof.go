@@ -159,7 +159,7 @@ func reportLosses(ctx context.Context, watch *limits.Watch, losses map[accel.Dev
 	for id, some := range fresh {
 		for _, l := range some {
 			lost.WithLabelValues(string(l.Cause)).Inc()
-			klog.FromContext(ctx).Error(nil, "The memory of a device is not limited for all that use it", "device", id, "cause", l.Cause,
+			klog.FromContext(ctx).Error(nil, "The configured isolation does not hold on a device", "device", id, "cause", l.Cause,
 				"reason", l.Reason)
 		}
 		node(events.IsolationLost, fmt.Sprintf("device %s: %s", id, some[0].Reason))
@@ -198,7 +198,7 @@ func publishIsolation(ctx context.Context, p *publisher, now time.Time, tiers ..
 func isolationCondition(status map[accel.DeviceID]limits.Status, age time.Duration) *corev1.NodeCondition {
 	if age > accel.MaxAttestationAge {
 		return &corev1.NodeCondition{Status: corev1.ConditionTrue, Reason: reasonIsolationLost,
-			Message: "the limits of the devices' memory could not be examined for more than " + accel.MaxAttestationAge.String()}
+			Message: "the isolation of the devices could not be examined for more than " + accel.MaxAttestationAge.String()}
 	}
 	var lost []string
 	for _, id := range slices.Sorted(maps.Keys(status)) {
@@ -208,8 +208,8 @@ func isolationCondition(status map[accel.DeviceID]limits.Status, age time.Durati
 	}
 	if len(lost) == 0 {
 		return &corev1.NodeCondition{Status: corev1.ConditionFalse, Reason: reasonIsolationHolds,
-			Message: "every container has had its memory limit since its start"}
+			Message: "the configured isolation holds on all devices"}
 	}
 	return &corev1.NodeCondition{Status: corev1.ConditionTrue, Reason: reasonIsolationLost,
-		Message: "the memory of devices is not limited for all that use it: " + shortList(lost)}
+		Message: "the configured isolation does not hold: " + shortList(lost)}
 }

@@ -62,6 +62,7 @@ type ReadLimit struct {
 
 // Process is a process that uses a device.
 type Process struct {
+	PID int
 	// Container is the runtime's id of the container that it is in, "" for none. PodUID is
 	// that of the pod, "" for a process of the host.
 	Container, PodUID string
@@ -72,6 +73,9 @@ type Process struct {
 // SystemPrograms are those of NVIDIA's driver and of displays that run outside of pods, as the
 // kernel names them, which cuts names to 15 bytes.
 var SystemPrograms = []string{"nvidia-persiste", "Xorg", "gnome-shell"}
+
+// OfSystem reports whether a process is one of SystemPrograms. One in a pod has the name that it likes.
+func (p Process) OfSystem() bool { return p.PodUID == "" && slices.Contains(SystemPrograms, p.Program) }
 
 // Device is what one pass has found of a device.
 type Device struct {
@@ -137,7 +141,7 @@ func Judge(d Device, records []Record) (losses []Loss, repairs []Repair) {
 			Reason: "the processes that use the device are not known: " + d.Unlisted.Error()})
 	}
 	for _, p := range d.Processes {
-		if known[p.Container] && p.Container != "" || p.PodUID == "" && slices.Contains(SystemPrograms, p.Program) {
+		if known[p.Container] && p.Container != "" || p.OfSystem() {
 			continue
 		}
 		// Its container may have started so lately that the API server does not name it yet.

@@ -1,7 +1,6 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os/exec"
@@ -23,6 +22,22 @@ type control struct {
 	env  []string
 }
 
+// maxAnswer bounds what is kept of an answer: the ids of some thousand processes.
+const maxAnswer = 64 << 10
+
+var errLong = fmt.Errorf("the answer of the control daemon of MPS is longer than %d bytes", maxAnswer)
+
+// answer is output that ends with an error where it is too long.
+type answer struct{ text []byte }
+
+func (a *answer) Write(p []byte) (int, error) {
+	kept := p[:min(len(p), maxAnswer-len(a.text))]
+	if a.text = append(a.text, kept...); len(kept) < len(p) {
+		return len(kept), errLong
+	}
+	return len(kept), nil
+}
+
 // send sends a command and returns the answer.
 func (c control) send(ctx context.Context, command string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
@@ -31,16 +46,18 @@ func (c control) send(ctx context.Context, command string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var out, problem bytes.Buffer
+	var out, problem answer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = strings.NewReader(command+"\n"), &out, &problem, time.Second
 	err = cmd.Run()
 	switch {
+	case len(out.text) == maxAnswer || len(problem.text) == maxAnswer:
+		return "", fmt.Errorf("%s: %w", command, errLong)
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("%s: the control daemon of MPS did not answer within %v", command, commandTimeout)
 	case err != nil:
-		return "", fmt.Errorf("%s: %w: %s", command, err, firstLine(problem.String()+out.String()))
+		return "", fmt.Errorf("%s: %w: %s", command, err, firstLine(string(problem.text)+string(out.text)))
 	}
-	return strings.TrimSpace(out.String()), nil
+	return strings.TrimSpace(string(out.text)), nil
 }
 
 // servers returns the servers of a control daemon with their clients.
@@ -55,6 +72,7 @@ func (c control) servers(ctx context.Context) ([]Server, error) {
 		if s.State, err = c.send(ctx, fmt.Sprintf("get_server_status %d", pid)); err != nil {
 			return nil, err
 		}
+		s.State = firstLine(s.State)
 		if s.Clients, err = c.pids(ctx, fmt.Sprintf("get_client_list %d", pid)); err != nil {
 			return nil, err
 		}

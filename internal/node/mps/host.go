@@ -2,10 +2,14 @@ package mps
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
@@ -88,6 +92,77 @@ func find(root string) (string, error) {
 	return "", fmt.Errorf("there is no %s", Program)
 }
 
+// sharedMemoryOptions bound the memory of the node that containers can use up.
+const sharedMemoryOptions = "mode=1777,size=1g,nr_inodes=65536"
+
+// Tidy removes what containers have left in the shared memory if none has it any more, but what
+// servers use. proc is the kernel's folder of the node's processes.
+func (h Host) Tidy(proc string, servers []int) error {
+	dir := SharedMemoryDir(h.Dir())
+	left, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // no daemon was started yet
+	} else if err != nil || len(left) == 0 {
+		return err
+	}
+	if used, err := h.sharedMemoryIsUsed(proc, dir); used || err != nil {
+		return err
+	}
+	var mapped strings.Builder
+	for _, pid := range servers {
+		text, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "maps"))
+		if err != nil {
+			return nil //nolint:nilerr // it has ended meanwhile
+		}
+		mapped.Write(text)
+	}
+	for _, one := range left {
+		if !strings.Contains(mapped.String(), "/"+one.Name()) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, one.Name())))
+		}
+	}
+	return err
+}
+
+// sharedMemoryIsUsed reports whether a container has the shared memory.
+func (h Host) sharedMemoryIsUsed(proc, dir string) (bool, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat(dir, &stat); err != nil {
+		return false, err
+	}
+	device := fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))
+	own, err := os.Readlink(filepath.Join(proc, "self/ns/mnt"))
+	if err != nil {
+		return false, err
+	}
+	processes, err := os.ReadDir(proc)
+	if err != nil {
+		return false, err
+	}
+	seen := map[string]bool{own: true}
+	for _, p := range processes {
+		if _, err := strconv.Atoi(p.Name()); err != nil {
+			continue
+		}
+		space, err := os.Readlink(filepath.Join(proc, p.Name(), "ns/mnt"))
+		if err != nil || seen[space] {
+			continue // it has ended, or is like another one
+		}
+		text, err := os.ReadFile(filepath.Join(proc, p.Name(), "mountinfo"))
+		if err != nil {
+			continue
+		}
+		seen[space] = true
+		for line := range strings.Lines(string(text)) {
+			words := strings.Fields(line)
+			if len(words) > 4 && words[2] == device && strings.HasSuffix(words[4], "/dev/shm") {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
 // sharedMemory makes the folder of SharedMemoryDir a file system of its own, once for as long
 // as the host runs, so that what clients write there is bounded as in their own /dev/shm.
 func (h Host) sharedMemory() (string, error) {
@@ -105,7 +180,7 @@ func (h Host) sharedMemory() (string, error) {
 	if above.Dev != there.Dev {
 		return dir, nil
 	}
-	if err := h.Mount("divvy-mps", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+	if err := h.Mount("divvy-mps", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, sharedMemoryOptions); err != nil {
 		return "", fmt.Errorf("mount the shared memory of MPS: %w", err)
 	}
 	return dir, nil

@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -21,13 +22,6 @@ const (
 // States of a server in which it serves.
 var serving = []string{"ACTIVE", "INITIALIZING"}
 
-// Process is a process that uses a GPU.
-type Process struct {
-	PID int
-	// Program is what the kernel calls its program, "" if that is not known.
-	Program string
-}
-
 // Device is what one pass of the node's daemon knows of a GPU.
 type Device struct {
 	ID accel.DeviceID
@@ -36,15 +30,18 @@ type Device struct {
 	// Report is of the service, nil if it has none of the GPU.
 	Report *DeviceReport
 	// Processes are those that the driver lists, unless Unlisted says why they are not known.
-	Processes []Process
+	Processes []limits.Process
 	Unlisted  error
-	// Strangers are the ids of the processes that the last pass found to be no clients.
+	// Strangers are the ids of the processes that the last pass found to be no clients. First is
+	// true if there was none.
 	Strangers []int
+	First     bool
 }
 
 // Judge returns why the programs on a GPU are not known to be clients of MPS, and the
 // processes that are not. A process counts when two passes have found it, since lists of
-// processes and clients are not of the same moment.
+// processes and clients are not of the same moment; in the first pass it counts at once, as the
+// tier may not be stated on trust.
 func Judge(d Device) (losses []limits.Loss, strangers []int) {
 	loss := func(cause limits.Cause, format string, args ...any) {
 		losses = append(losses, limits.Loss{Cause: cause, Reason: fmt.Sprintf(format, args...)})
@@ -73,12 +70,12 @@ func Judge(d Device) (losses []limits.Loss, strangers []int) {
 		loss(limits.CauseProcesses, "the processes that use the device are not known: %v", d.Unlisted)
 	}
 	for _, p := range d.Processes {
-		if slices.Contains(known, p.PID) || slices.Contains(limits.SystemPrograms, p.Program) {
+		if slices.Contains(known, p.PID) || p.OfSystem() {
 			continue
 		}
 		strangers = append(strangers, p.PID)
-		if slices.Contains(d.Strangers, p.PID) {
-			loss(limits.CauseProcess, "process %d (%s) uses the device without MPS", p.PID, p.Program)
+		if d.First || slices.Contains(d.Strangers, p.PID) {
+			loss(limits.CauseProcess, "process %d (%s) uses the device without MPS", p.PID, cmp.Or(p.Program, "of pod "+p.PodUID))
 		}
 	}
 	return losses, strangers

@@ -70,8 +70,18 @@ type Server struct {
 	Clients []int `json:"clients,omitempty"`
 }
 
-// PipeDir is the folder of a GPU's pipes, in the folder of all.
+// daemonFolder is the folder of a GPU's pipes, where its control daemon makes them. It stays for as
+// long as the host runs: containers have it mounted.
+const daemonFolder = "daemon"
+
+// PipeDir is where containers get a GPU's pipes from, in the folder of all: a link to them that is
+// there while the control daemon answers. Without it a container cannot be created.
 func PipeDir(dir string, id accel.DeviceID) string { return filepath.Join(dir, string(id), "pipe") }
+
+// daemonDir is the folder of a GPU's pipes as its control daemon knows it.
+func daemonDir(dir string, id accel.DeviceID) string {
+	return filepath.Join(dir, string(id), daemonFolder)
+}
 
 // LogDir is the folder of the logs of a GPU's control daemon and servers.
 func LogDir(dir string, id accel.DeviceID) string { return filepath.Join(dir, string(id), "log") }
@@ -94,14 +104,14 @@ func ReadWish(dir string) (w Wish, err error) {
 func WriteReport(dir string, r Report) error { return write(dir, reportFile, r) }
 
 // ErrNotRunning says that nothing serves the node.
-var ErrNotRunning = fmt.Errorf("DaemonSet divvy-mps has reported nothing for %v: its pod does not run on the node, or the driver does "+
-	"not respond", maxAge)
+var ErrNotRunning = fmt.Errorf("DaemonSet divvy-mps has reported nothing for %v: its pod does not run on the node (the chart has none if "+
+	"only node.existingConfigMap asks for it), or the driver does not respond", maxAge)
 
 // ReadReport returns the last report. The error is ErrNotRunning if there is none that is
-// current.
+// current. One from the future is not: it would stay current for as long as the clock was wrong.
 func ReadReport(dir string, now time.Time) (r Report, err error) {
 	err = read(dir, reportFile, &r)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && now.Sub(r.Time) > maxAge {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && (now.Sub(r.Time) > maxAge || r.Time.Sub(now) > Interval) {
 		return Report{}, ErrNotRunning
 	}
 	return r, err

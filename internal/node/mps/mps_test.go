@@ -36,6 +36,7 @@ type node struct {
 	program   string
 	mu        sync.Mutex
 	logged    []string
+	stuck     chan struct{}
 }
 
 func newNode(t *testing.T) *node {
@@ -70,11 +71,44 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-func (n *node) Exclusive(id accel.DeviceID) (bool, error) { return n.exclusive[id], n.modeErr }
+func (n *node) Exclusive(id accel.DeviceID) (bool, error) {
+	n.wait(id)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.exclusive[id], n.modeErr
+}
 
 func (n *node) SetExclusive(id accel.DeviceID, exclusive bool) error {
+	n.wait(id)
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.exclusive[id] = exclusive
 	return n.modeErr
+}
+
+// wait is a call for GPU-a that does not return.
+func (n *node) wait(id accel.DeviceID) {
+	n.mu.Lock()
+	stuck := n.stuck
+	n.mu.Unlock()
+	if id == "GPU-a" && stuck != nil {
+		<-stuck
+	}
+}
+
+// hang makes calls for GPU-a not return until the result is called.
+func (n *node) hang() (end func()) {
+	stuck := make(chan struct{})
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.stuck = stuck
+	return sync.OnceFunc(func() { close(stuck) })
+}
+
+func (n *node) isExclusive(id accel.DeviceID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.exclusive[id]
 }
 
 func (n *node) wish(ids ...accel.DeviceID) {
@@ -111,6 +145,7 @@ func TestServiceFollowsTheWish(t *testing.T) {
 	if a := r.Devices["GPU-a"]; a == nil || a.Problem != "" || a.Exclusive || !n.exclusive["GPU-a"] {
 		t.Errorf("the first pass reports %+v, and the compute mode is exclusive: %t", a, n.exclusive["GPU-a"])
 	}
+	n.published("GPU-a", true)
 	n.simulate("GPU-a", mpssim.State{Servers: []mpssim.Server{{PID: 7, State: "ACTIVE", Clients: []int{8, 9}}}})
 	want := &mps.DeviceReport{Exclusive: true, Servers: []mps.Server{{PID: 7, State: "ACTIVE", Clients: []int{8, 9}}}}
 	if diff := cmp.Diff(want, n.report().Devices["GPU-a"]); diff != "" {
@@ -135,6 +170,172 @@ func TestServiceFollowsTheWish(t *testing.T) {
 	stop()
 	if err := n.Run(ctx); err != nil || n.exclusive["GPU-b"] {
 		t.Errorf("stopped: %v, compute modes are %v", err, n.exclusive)
+	}
+	n.published("GPU-a", false)
+	n.published("GPU-b", false)
+}
+
+// published checks whether containers of a GPU can be created, and then reach its control daemon.
+func (n *node) published(id accel.DeviceID, want bool) {
+	n.t.Helper()
+	_, err := os.Stat(filepath.Join(mps.PipeDir(n.Dir, id), "control"))
+	if _, there := os.Lstat(mps.PipeDir(n.Dir, id)); (there == nil) != want || (err == nil) != want {
+		n.t.Errorf("the pipes of %s are there: %t, and the socket: %v; want %t", id, there == nil, err, want)
+	}
+}
+
+// gone makes a pass and returns the problem of GPU-a, whose pipes containers must not have then.
+func (n *node) gone() string {
+	n.t.Helper()
+	problem := n.report().Devices["GPU-a"].Problem
+	n.published("GPU-a", false)
+	return problem
+}
+
+func (n *node) ended() {
+	ctx, cancel := context.WithCancel(n.t.Context())
+	cancel()
+	if err := n.Run(ctx); err != nil {
+		n.t.Error(err)
+	}
+}
+
+// TestServiceRemovesStalePipes: what a service that was killed has left is not for containers.
+func TestServiceRemovesStalePipes(t *testing.T) {
+	n := newNode(t)
+	if err := os.MkdirAll(filepath.Join(mps.PipeDir(n.Dir, "GPU-a"), "control"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	n.ended()
+	n.published("GPU-a", false)
+}
+
+// TestServiceRecovers: a daemon that never answers again is replaced, and one that answers too much
+// costs no memory.
+func TestServiceRecovers(t *testing.T) {
+	n := newNode(t)
+	n.wish("GPU-a")
+	n.report()
+	socket := filepath.Join(mps.PipeDir(n.Dir, "GPU-a"), "control")
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	if p := n.gone(); !strings.Contains(p, "Cannot find MPS control daemon") {
+		t.Errorf("without the socket the problem is %q", p)
+	}
+	if p := n.report().Devices["GPU-a"].Problem; p != "" {
+		t.Errorf("the daemon was not started again: %s", p)
+	}
+	n.published("GPU-a", true)
+
+	n.simulate("GPU-a", mpssim.State{Floods: true})
+	if p := n.gone(); !strings.Contains(p, "longer than 65536 bytes") || len(p) > 400 {
+		t.Errorf("the problem of an endless answer is %q", p)
+	}
+	n.simulate("GPU-a", mpssim.State{Servers: []mpssim.Server{{PID: 7, State: "ACTIVE", Clients: []int{os.Getpid()}}}})
+	n.report()
+	n.simulate("GPU-a", mpssim.State{Floods: true})
+	for range 4 {
+		n.gone()
+	}
+	if n.logs("is ended to be started again") != 1 {
+		t.Errorf("a daemon whose client runs was ended: %q", n.logged)
+	}
+	n.simulate("GPU-a", mpssim.State{Servers: []mpssim.Server{{PID: 7, State: "ACTIVE", Clients: []int{1 << 30}}}})
+	n.report()
+	n.simulate("GPU-a", mpssim.State{Floods: true})
+	for range 3 {
+		n.gone()
+	}
+	n.simulate("GPU-a", mpssim.State{})
+	if p := n.report().Devices["GPU-a"].Problem; p != "" || n.logs("is ended to be started again") != 2 {
+		t.Errorf("a daemon without clients was not replaced: %q, %q", p, n.logged)
+	}
+	n.simulate("GPU-a", mpssim.State{Floods: true})
+	n.wish()
+	for range 3 {
+		n.report()
+	}
+	if n.exclusive["GPU-a"] {
+		t.Error("a daemon that is not wanted and does not answer keeps the compute mode")
+	}
+	n.ended()
+}
+
+func (n *node) logs(text string) (count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, l := range n.logged {
+		if strings.Contains(l, text) {
+			count++
+		}
+	}
+	return count
+}
+
+// TestServiceWithAStuckDriver: a driver that cannot be opened is reported, and used again later.
+func TestServiceWithAStuckDriver(t *testing.T) {
+	n := newNode(t)
+	n.Wait = 100 * time.Millisecond
+	stuck, open := make(chan struct{}), n.Open
+	n.Open = func(root string) (mps.Modes, func(), error) {
+		<-stuck
+		return open(root)
+	}
+	n.wish("GPU-a")
+	for range 2 {
+		err := n.Pass(t.Context())
+		r, _ := mps.ReadReport(n.Dir, time.Now())
+		if d := r.Devices["GPU-a"]; err == nil || d == nil || !strings.Contains(d.Problem, "does not respond") {
+			t.Errorf("the driver hangs, and the report is %+v, %v", d, err)
+		}
+	}
+	close(stuck)
+	n.Wait = 0
+	time.Sleep(100 * time.Millisecond)
+	if p := n.report().Devices["GPU-a"].Problem; p != "" {
+		t.Errorf("after the driver responds: %s", p)
+	}
+	n.ended()
+}
+
+// TestServiceGoesOn: a driver that does not return for one GPU leaves the others alone, also at the
+// end.
+func TestServiceGoesOn(t *testing.T) {
+	n := newNode(t)
+	n.Wait = time.Second
+	n.wish("GPU-a", "GPU-b")
+	n.report()
+	end := n.hang()
+	for range 2 {
+		if p := n.gone(); !strings.Contains(p, "does not respond") {
+			t.Errorf("the problem of a GPU that hangs is %q", p)
+		}
+		if p := n.report().Devices["GPU-b"].Problem; p != "" {
+			t.Errorf("the other GPU: %s", p)
+		}
+	}
+	end()
+	time.Sleep(100 * time.Millisecond)
+	if p := n.report().Devices["GPU-a"].Problem; p != "" {
+		t.Errorf("after the GPU responds: %s", p)
+	}
+	n.published("GPU-a", true)
+	var left []int
+	n.Tidy = func(servers []int) error { left = append(left, servers...); return nil }
+	n.simulate("GPU-a", mpssim.State{Servers: []mpssim.Server{{PID: 7, State: "ACTIVE", Clients: []int{8}}}})
+	n.report()
+	if left != nil {
+		t.Error("shared memory was tidied that a client uses")
+	}
+	n.simulate("GPU-a", mpssim.State{Servers: []mpssim.Server{{PID: 7, State: "ACTIVE"}}})
+	if n.report(); len(left) != 1 {
+		t.Errorf("without clients, servers are %v", left)
+	}
+	defer n.hang()()
+	begun := time.Now()
+	if n.ended(); time.Since(begun) > 20*time.Second || n.isExclusive("GPU-b") {
+		t.Errorf("the service ended after %v, and the other GPU is exclusive: %t", time.Since(begun), n.isExclusive("GPU-b"))
 	}
 }
 
@@ -172,6 +373,7 @@ func TestServiceReportsFailures(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	time.Sleep(100 * time.Millisecond)
+	n.published("GPU-a", false)
 	if p := n.report().Devices["GPU-a"].Problem; p != "" || !strings.Contains(strings.Join(n.logged, "\n"), "starting it again") {
 		t.Errorf("problem is %q, log is %q", p, n.logged)
 	}
@@ -192,31 +394,40 @@ func TestReportsAreCurrent(t *testing.T) {
 	if _, err := mps.ReadReport(n.Dir, time.Now().Add(time.Minute)); !errors.Is(err, mps.ErrNotRunning) {
 		t.Errorf("with one that is old: %v", err)
 	}
+	if _, err := mps.ReadReport(n.Dir, time.Now().Add(-time.Minute)); !errors.Is(err, mps.ErrNotRunning) {
+		t.Errorf("with one from the future: %v", err)
+	}
 }
 
 func TestJudge(t *testing.T) {
-	with := func(change func(*mps.DeviceReport), strangers []int, processes ...mps.Process) mps.Device {
+	with := func(change func(*mps.DeviceReport), strangers []int, processes ...limits.Process) mps.Device {
 		r := &mps.DeviceReport{Exclusive: true, Servers: []mps.Server{{PID: 7, State: "ACTIVE", Clients: []int{8}}}}
 		change(r)
 		return mps.Device{Report: r, Strangers: strangers, Processes: processes}
 	}
 	same := func(*mps.DeviceReport) {}
-	before, stranger := []int{9}, mps.Process{PID: 9, Program: "python"}
+	before, stranger := []int{9}, limits.Process{PID: 9, Program: "python"}
+	first := with(same, nil, stranger)
+	first.First = true
 	for name, tt := range map[string]struct {
 		device    mps.Device
 		want      limits.Cause
 		strangers int
 	}{
-		"all is well":              {with(same, before, mps.Process{PID: 7, Program: "x"}, mps.Process{PID: 8, Program: "python"}), "", 0},
-		"the driver's own program": {with(same, before, mps.Process{PID: 9, Program: "nvidia-persiste"}), "", 0},
+		"all is well": {with(same, before, limits.Process{PID: 7, Program: "x"},
+			limits.Process{PID: 8, Program: "python"}), "", 0},
+		"the driver's own program": {with(same, before, limits.Process{PID: 9, Program: "nvidia-persiste"}), "", 0},
 		"a new process":            {with(same, nil, stranger), "", 1},
-		"a stranger":               {with(same, before, stranger), limits.CauseProcess, 1},
-		"no list":                  {mps.Device{Report: with(same, nil).Report, Unlisted: errors.New("x")}, limits.CauseProcesses, 0},
-		"a problem":                {mps.Device{Problem: mps.ErrNotRunning, Report: with(same, nil).Report}, mps.CauseDaemon, 0},
-		"no report":                {mps.Device{}, mps.CauseDaemon, 0},
-		"no daemon":                {with(func(r *mps.DeviceReport) { r.Problem = "x" }, nil), mps.CauseDaemon, 0},
-		"a fault":                  {with(func(r *mps.DeviceReport) { r.Servers[0].State = "FAULT" }, nil), mps.CauseFault, 0},
-		"another mode":             {with(func(r *mps.DeviceReport) { r.Exclusive = false }, nil), mps.CauseMode, 0},
+		"the first pass":           {first, limits.CauseProcess, 1},
+		"a pod with such a name": {with(same, before, limits.Process{PID: 9, PodUID: "x", Program: "Xorg"}),
+			limits.CauseProcess, 1},
+		"a stranger":   {with(same, before, stranger), limits.CauseProcess, 1},
+		"no list":      {mps.Device{Report: with(same, nil).Report, Unlisted: errors.New("x")}, limits.CauseProcesses, 0},
+		"a problem":    {mps.Device{Problem: mps.ErrNotRunning, Report: with(same, nil).Report}, mps.CauseDaemon, 0},
+		"no report":    {mps.Device{}, mps.CauseDaemon, 0},
+		"no daemon":    {with(func(r *mps.DeviceReport) { r.Problem = "x" }, nil), mps.CauseDaemon, 0},
+		"a fault":      {with(func(r *mps.DeviceReport) { r.Servers[0].State = "FAULT" }, nil), mps.CauseFault, 0},
+		"another mode": {with(func(r *mps.DeviceReport) { r.Exclusive = false }, nil), mps.CauseMode, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			losses, strangers := mps.Judge(tt.device)

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"iter"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,11 +34,21 @@ type Service struct {
 	Prepare func(driverRoot string) (Tool, error)
 	// Open returns the compute modes for one pass, and what ends it.
 	Open func(driverRoot string) (Modes, func(), error)
+	// Tidy, if it is set, removes what ended containers have left in the shared memory, given the
+	// servers, which have no clients.
+	Tidy func(servers []int) error
 	// Log is told what is done, from several goroutines.
 	Log func(err error, message string, id accel.DeviceID)
 	Now func() time.Time
 
+	// Wait is how long a pass waits for a device and for the driver, Interval if it is 0.
+	Wait time.Duration
+
 	daemons map[accel.DeviceID]*daemon
+	// jobs are what passes do with devices and have not ended, and opening is what opens the driver
+	// and has not answered in time.
+	jobs    map[accel.DeviceID]*job
+	opening chan opened
 	// tool is for the driver in root.
 	tool Tool
 	root string
@@ -48,7 +61,35 @@ type daemon struct {
 	// ended is closed when the process has ended, with its error in err.
 	ended chan struct{}
 	err   error
+	// failed is how many passes in a row got no answer, and clients are those of the last answer.
+	failed  int
+	clients []int
 }
+
+// job is what a pass does with a device. Its fields are for others after it has ended.
+type job struct {
+	ended  chan struct{}
+	daemon *daemon // nil if there is none any more
+	report DeviceReport
+}
+
+// opened is an opened driver.
+type opened struct {
+	modes Modes
+	done  func()
+	tool  Tool
+	root  string
+	err   error
+}
+
+func (o opened) close() {
+	if o.err == nil {
+		o.done()
+	}
+}
+
+// errHung is the problem of a device for which a pass has waited in vain.
+var errHung = errors.New("the driver or the control daemon of MPS does not respond; its process may be stuck in the kernel")
 
 // Run makes passes until ctx ends, and then stops all control daemons and gives the GPUs
 // back. The programs that use them end with an error.
@@ -56,6 +97,16 @@ func (s *Service) Run(ctx context.Context) error {
 	defer s.stopAll()
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil { // containers of any user reach their pipes through it
 		return err
+	}
+	// What a service that was killed has left: no daemon answers there.
+	stale, err := filepath.Glob(PipeDir(s.Dir, "*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range stale {
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
 	}
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()
@@ -72,70 +123,155 @@ func (s *Service) Run(ctx context.Context) error {
 }
 
 // Pass starts control daemons that are wanted and do not run, stops those that are not
-// wanted once no program uses them, and writes the report.
+// wanted once no program uses them, and writes the report. A device that does not respond delays
+// no other for long, and is left alone until it does.
 func (s *Service) Pass(ctx context.Context) error {
 	wish, err := ReadWish(s.Dir)
 	if err != nil {
 		return err
 	}
-	r := Report{Devices: map[accel.DeviceID]*DeviceReport{}}
-	modes, done, err := s.open(wish)
-	if err == nil {
-		defer done()
+	if s.jobs == nil {
+		s.daemons, s.jobs = map[accel.DeviceID]*daemon{}, map[accel.DeviceID]*job{}
 	}
+	for id, j := range s.jobs {
+		s.settle(id, j)
+	}
+	r := Report{Devices: map[accel.DeviceID]*DeviceReport{}}
+	bounded, cancel := context.WithTimeout(ctx, cmp.Or(s.Wait, Interval))
+	defer cancel()
+	driver := s.open(bounded, wish)
 	var work sync.WaitGroup
-	served := make([]*daemon, len(wish.Devices))
-	for i, id := range wish.Devices {
-		one, before := &DeviceReport{}, s.daemons[id]
-		r.Devices[id] = one
-		failed := err
-		if failed == nil {
-			failed = s.exclude(id, modes, one)
+	begin := func(id accel.DeviceID, what func(j *job)) {
+		if s.jobs[id] != nil || driver.err != nil {
+			return
 		}
-		if served[i] = before; failed != nil {
-			one.Problem = failed.Error()
-			continue
-		}
-		work.Go(func() { // a daemon that does not answer delays no other
-			if served[i], failed = s.serve(ctx, id, before, one); failed != nil {
-				one.Problem = failed.Error()
+		j := &job{ended: make(chan struct{}), daemon: s.daemons[id]}
+		s.jobs[id] = j
+		work.Go(func() {
+			defer close(j.ended)
+			what(j)
+		})
+	}
+	for _, id := range wish.Devices {
+		begin(id, func(j *job) {
+			if err := s.serve(ctx, id, driver.modes, j); err != nil {
+				j.report.Problem = err.Error()
 			}
 		})
 	}
-	work.Wait()
-	if s.daemons == nil {
-		s.daemons = map[accel.DeviceID]*daemon{}
-	}
-	for i, id := range wish.Devices {
-		if s.daemons[id] = served[i]; served[i] == nil {
-			delete(s.daemons, id)
+	for id := range s.daemons {
+		if !slices.Contains(wish.Devices, id) {
+			begin(id, func(j *job) { s.release(ctx, id, driver.modes, j) })
 		}
 	}
-	for id, d := range s.daemons {
-		if !slices.Contains(wish.Devices, id) && err == nil {
-			s.release(ctx, id, d, modes)
-		}
+	all := make(chan struct{})
+	go func() {
+		work.Wait()
+		driver.close() // what is stuck may use it still
+		close(all)
+	}()
+	select {
+	case <-all:
+	case <-bounded.Done():
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	for _, id := range wish.Devices {
+		r.Devices[id] = &DeviceReport{Problem: cmp.Or(driver.err, errHung).Error()}
+	}
+	for id, j := range s.jobs {
+		if s.settle(id, j) && r.Devices[id] != nil && driver.err == nil {
+			r.Devices[id] = &j.report
+		}
+	}
+	for id, one := range r.Devices {
+		if one.Problem != "" {
+			s.unpublish(id)
+		}
+	}
 	r.Time = s.Now().UTC()
-	return errors.Join(err, WriteReport(s.Dir, r))
+	return errors.Join(driver.err, s.tidy(r), WriteReport(s.Dir, r))
+}
+
+// tidy makes Tidy remove what is left when no daemon has clients.
+func (s *Service) tidy(r Report) error {
+	if s.Tidy == nil || len(s.jobs) > 0 || len(s.daemons) != len(r.Devices) {
+		return nil // what does not respond may have clients
+	}
+	var servers []int
+	for _, d := range r.Devices {
+		if d.Problem != "" {
+			return nil
+		}
+		for _, one := range d.Servers {
+			if len(one.Clients) > 0 {
+				return nil
+			}
+			servers = append(servers, one.PID)
+		}
+	}
+	return s.Tidy(servers)
+}
+
+// settle takes in a job that has ended, and reports whether it has.
+func (s *Service) settle(id accel.DeviceID, j *job) bool {
+	select {
+	case <-j.ended:
+	default:
+		return false
+	}
+	delete(s.jobs, id)
+	if s.daemons[id] = j.daemon; j.daemon == nil {
+		delete(s.daemons, id)
+	}
+	return true
 }
 
 // open prepares a pass over the wanted GPUs.
-func (s *Service) open(wish Wish) (Modes, func(), error) {
+func (s *Service) open(ctx context.Context, wish Wish) opened {
 	if len(wish.Devices) == 0 && len(s.daemons) == 0 {
-		return nil, func() {}, nil
+		return opened{done: func() {}}
 	}
-	if root := cmp.Or(wish.DriverRoot, "/"); s.tool == nil || s.root != root {
-		tool, err := s.Prepare(root)
-		if err != nil {
-			return nil, nil, err
+	if s.opening != nil {
+		select {
+		case late := <-s.opening:
+			s.keep(late).close()
+			s.opening = nil
+		default:
+			return opened{err: errHung}
 		}
-		s.tool, s.root = tool, root
 	}
-	return s.Open(s.root)
+	root, tool := cmp.Or(wish.DriverRoot, "/"), s.tool
+	if s.root != root {
+		tool = nil
+	}
+	answer := make(chan opened, 1)
+	go func() {
+		o := opened{tool: tool, root: root}
+		if o.tool == nil {
+			o.tool, o.err = s.Prepare(root)
+		}
+		if o.err == nil {
+			o.modes, o.done, o.err = s.Open(root)
+		}
+		answer <- o
+	}()
+	select {
+	case o := <-answer:
+		return s.keep(o)
+	case <-ctx.Done():
+		s.opening = answer
+		return opened{err: errHung}
+	}
+}
+
+// keep keeps the programs for the next passes: what makes them usable is done once.
+func (s *Service) keep(o opened) opened {
+	if o.tool != nil {
+		s.tool, s.root = o.tool, o.root
+	}
+	return o
 }
 
 // exclude makes sure that only one process has a context of a GPU, which is a server of MPS.
@@ -152,23 +288,84 @@ func (s *Service) exclude(id accel.DeviceID, modes Modes, r *DeviceReport) (err 
 	return nil
 }
 
-// serve makes the control daemon of a GPU run, d if it does, and reports what it says.
-func (s *Service) serve(ctx context.Context, id accel.DeviceID, d *daemon, r *DeviceReport) (_ *daemon, err error) {
-	if d != nil {
-		select {
-		case <-d.ended:
-			s.Log(d.err, "The control daemon of MPS has ended; starting it again", id)
-			d = nil
-		default:
+// serve makes the control daemon of a GPU run, and reports what it says.
+func (s *Service) serve(ctx context.Context, id accel.DeviceID, modes Modes, j *job) error {
+	if err := s.exclude(id, modes, &j.report); err != nil {
+		return err
+	}
+	if d := j.daemon; d != nil && d.hasEnded() {
+		s.Log(d.err, "The control daemon of MPS has ended; starting it again", id)
+		j.daemon = nil
+	}
+	if j.daemon == nil {
+		var err error
+		if j.daemon, err = s.start(ctx, id); err != nil {
+			return fmt.Errorf("start the control daemon of MPS: %w", err)
 		}
 	}
-	if d == nil {
-		if d, err = s.start(ctx, id); err != nil {
-			return nil, fmt.Errorf("start the control daemon of MPS: %w", err)
+	var err error
+	if j.report.Servers, err = j.daemon.ask(ctx); err != nil {
+		if j.daemon.isLost(daemonDir(s.Dir, id)) {
+			s.Log(err, "The control daemon of MPS does not answer, and is ended to be started again", id)
+			j.daemon.kill() // the next pass starts it if it has ended
 		}
+		return err
 	}
-	r.Servers, err = d.servers(ctx)
-	return d, err
+	return s.publish(id)
+}
+
+// publish makes a GPU's pipes seen by containers.
+func (s *Service) publish(id accel.DeviceID) error {
+	link := PipeDir(s.Dir, id)
+	if to, err := os.Readlink(link); err == nil && to == daemonFolder {
+		return nil
+	}
+	return os.Symlink(daemonFolder, link)
+}
+
+// unpublish makes containers of a GPU impossible to create.
+func (s *Service) unpublish(id accel.DeviceID) {
+	if err := os.RemoveAll(PipeDir(s.Dir, id)); err != nil {
+		s.Log(err, "Could not take the pipes of MPS from containers", id)
+	}
+}
+
+// hasEnded reports whether the process has ended.
+func (d *daemon) hasEnded() bool {
+	select {
+	case <-d.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// ask returns the servers, and keeps what isLost needs.
+func (d *daemon) ask(ctx context.Context) ([]Server, error) {
+	servers, err := d.servers(ctx)
+	if err != nil {
+		d.failed++
+		return nil, err
+	}
+	d.failed, d.clients = 0, nil
+	for _, s := range servers {
+		d.clients = append(d.clients, s.Clients...)
+	}
+	return servers, nil
+}
+
+// lostAfter is how many passes in a row get no answer of a daemon that is lost.
+const lostAfter = 3
+
+// isLost reports whether a daemon that has not answered never will, so that it is to be ended: its
+// socket is gone, or it was silent for several passes and its last clients have ended.
+func (d *daemon) isLost(pipes string) bool {
+	if _, err := os.Lstat(filepath.Join(pipes, "control")); errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	return d.failed >= lostAfter && !slices.ContainsFunc(d.clients, func(pid int) bool {
+		return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+	})
 }
 
 // startTimeout is how long a control daemon may take until it answers.
@@ -176,7 +373,8 @@ const startTimeout = 5 * time.Second
 
 // start starts a control daemon and waits until it answers.
 func (s *Service) start(ctx context.Context, id accel.DeviceID) (*daemon, error) {
-	pipes, logs := PipeDir(s.Dir, id), LogDir(s.Dir, id)
+	s.unpublish(id)
+	pipes, logs := daemonDir(s.Dir, id), LogDir(s.Dir, id)
 	// What a daemon has left that has ended is in the way of the next one. The folder itself stays:
 	// containers have it mounted.
 	left, err := filepath.Glob(filepath.Join(pipes, "*"))
@@ -194,7 +392,7 @@ func (s *Service) start(ctx context.Context, id accel.DeviceID) (*daemon, error)
 		}
 	}
 	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_VISIBLE_DEVICES=" + string(id),
-		"CUDA_MPS_PIPE_DIRECTORY=" + PipeDir(s.Inside, id), "CUDA_MPS_LOG_DIRECTORY=" + LogDir(s.Inside, id)}
+		"CUDA_MPS_PIPE_DIRECTORY=" + daemonDir(s.Inside, id), "CUDA_MPS_LOG_DIRECTORY=" + LogDir(s.Inside, id)}
 	// The daemon outlives the pass, and is stopped by its own command.
 	cmd, err := s.tool(context.WithoutCancel(ctx), env, "-f", "--multiuser-server")
 	if err != nil {
@@ -216,6 +414,7 @@ func (s *Service) start(ctx context.Context, id accel.DeviceID) (*daemon, error)
 	}
 	go func() {
 		d.err = cmd.Wait()
+		s.unpublish(id)
 		close(d.ended)
 	}()
 	deadline := time.Now().Add(startTimeout)
@@ -226,80 +425,128 @@ func (s *Service) start(ctx context.Context, id accel.DeviceID) (*daemon, error)
 		}
 		select {
 		case <-d.ended:
-			text, _ := os.ReadFile(said.Name())
-			return nil, fmt.Errorf("it has ended (%w): %s", cmp.Or(d.err, errors.New("exit status 0")), firstLine(string(text)))
+			text := make([]byte, 1000)
+			n, _ := said.ReadAt(text, 0)
+			return nil, fmt.Errorf("it has ended (%w): %s", cmp.Or(d.err, errors.New("exit status 0")), firstLine(string(text[:n])))
 		case <-ctx.Done():
 		case <-time.After(50 * time.Millisecond):
 		}
 		if ctx.Err() != nil || time.Now().After(deadline) {
-			d.kill()
+			if !d.kill() {
+				return d, err
+			}
 			return nil, err
 		}
 	}
 }
 
-// kill ends the daemon and its servers.
-func (d *daemon) kill() {
+// kill ends the daemon and its servers, and reports whether it has ended: one that is stuck in the
+// kernel does not.
+func (d *daemon) kill() bool {
 	_ = syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL) // it may have ended
-	<-d.ended
+	return d.endsWithin(stopTimeout)
+}
+
+func (d *daemon) endsWithin(limit time.Duration) bool {
+	select {
+	case <-d.ended:
+		return true
+	case <-time.After(limit):
+		return false
+	}
 }
 
 // release stops a control daemon that no program uses, and gives the GPU back.
-func (s *Service) release(ctx context.Context, id accel.DeviceID, d *daemon, modes Modes) {
-	select {
-	case <-d.ended:
-	default:
-		servers, err := d.servers(ctx)
-		if err != nil || slices.ContainsFunc(servers, func(s Server) bool { return len(s.Clients) > 0 }) {
+func (s *Service) release(ctx context.Context, id accel.DeviceID, modes Modes, j *job) {
+	if d := j.daemon; !d.hasEnded() {
+		servers, err := d.ask(ctx)
+		if err != nil && !d.isLost(daemonDir(s.Dir, id)) ||
+			slices.ContainsFunc(servers, func(s Server) bool { return len(s.Clients) > 0 }) {
 			return // the next pass looks again
 		}
-		d.stop(ctx)
+		s.unpublish(id)
+		if !d.stop(ctx) {
+			s.Log(nil, "The control daemon of MPS does not end", id)
+			return
+		}
 	}
 	if err := modes.SetExclusive(id, false); err != nil {
 		s.Log(err, "Could not set the compute mode back to DEFAULT", id)
 		return
 	}
-	delete(s.daemons, id)
+	j.daemon = nil
 	s.Log(nil, "Stopped the control daemon of MPS, and set the compute mode to DEFAULT", id)
 }
 
 // stopTimeout is how long servers have to end.
 const stopTimeout = 5 * time.Second
 
-// stop ends a control daemon with its servers.
-func (d *daemon) stop(ctx context.Context) {
+// stop ends a control daemon with its servers, and reports whether it has ended.
+func (d *daemon) stop(ctx context.Context) bool {
 	_, err := d.send(ctx, fmt.Sprintf("quit -t %d", int(stopTimeout.Seconds())-1))
-	if err == nil {
-		select {
-		case <-d.ended:
-			return
-		case <-time.After(stopTimeout):
-		}
-	}
-	d.kill()
+	return err == nil && d.endsWithin(stopTimeout) || d.kill()
 }
 
-// stopAll stops all control daemons and gives their GPUs back.
+// stopAll stops all control daemons and gives their GPUs back, whether or not divvy-node still
+// wants them: if it does not, as after an uninstallation, nothing else would. Before that no
+// container can be created, so that none runs without MPS. It ends also if something is stuck.
 func (s *Service) stopAll() {
 	_ = os.Remove(filepath.Join(s.Dir, reportFile)) // an old one counts for nothing anyway
-	if len(s.daemons) == 0 {
+	for _, ids := range []iter.Seq[accel.DeviceID]{maps.Keys(s.daemons), maps.Keys(s.jobs)} {
+		for id := range ids {
+			s.unpublish(id)
+		}
+	}
+	jobs := slices.Collect(maps.Values(s.jobs))
+	s.within(stopTimeout, func() {
+		for _, j := range jobs {
+			<-j.ended
+		}
+	})
+	for id, j := range s.jobs {
+		if s.settle(id, j) {
+			s.unpublish(id)
+		}
+	}
+	ids := slices.Collect(maps.Keys(s.daemons))
+	if len(ids) == 0 {
 		return
 	}
 	var work sync.WaitGroup
 	for _, d := range s.daemons {
 		work.Go(func() { d.stop(context.Background()) })
 	}
-	work.Wait()
-	modes, done, err := s.Open(s.root)
-	if err != nil {
-		s.Log(err, "Could not set compute modes back to DEFAULT", "")
-		return
-	}
-	defer done()
-	for id := range s.daemons {
-		if err := modes.SetExclusive(id, false); err != nil {
-			s.Log(err, "Could not set the compute mode back to DEFAULT", id)
+	s.within(2*stopTimeout+commandTimeout, work.Wait)
+	s.within(stopTimeout, func() {
+		modes, done, err := s.Open(s.root)
+		if err != nil {
+			s.Log(err, "Could not set compute modes back to DEFAULT", "")
+			return
 		}
+		defer done()
+		var work sync.WaitGroup
+		defer work.Wait()
+		for _, id := range ids {
+			work.Go(func() {
+				if err := modes.SetExclusive(id, false); err != nil {
+					s.Log(err, "Could not set the compute mode back to DEFAULT", id)
+				}
+			})
+		}
+	})
+	s.daemons, s.jobs = nil, nil
+}
+
+// within waits for f, but not for longer than a limit.
+func (s *Service) within(limit time.Duration, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(limit):
+		s.Log(errHung, "Could not stop everything", "")
 	}
-	s.daemons = nil
 }

@@ -827,7 +827,7 @@ func TestFaults(t *testing.T) {
 			"limits", func(w *world) {
 				n := &w.Nodes[0]
 				n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: wire.IsolationCondition,
-					Status: corev1.ConditionTrue, Message: "the memory of devices is not limited for all that use it: GPU-0: driver 595"})
+					Status: corev1.ConditionTrue, Message: "the configured isolation does not hold: GPU-0: driver 595"})
 			}, Warning, "Node node-a", "GPU-0: driver 595", "until it ends", "kubectl divvy inspect -o wide",
 		},
 		"no node states the tier": {

@@ -37,6 +37,8 @@ type State struct {
 	Servers []Server
 	// Hangs is true for one that accepts commands and does not answer.
 	Hangs bool
+	// Floods is true for one whose answers have no end.
+	Floods bool
 }
 
 // stateFile is in the folder of the pipe's folder.
@@ -151,6 +153,11 @@ func answer(pipes string, c net.Conn) (quit bool) {
 		state, err := readState(pipes)
 		if state.Hangs {
 			<-time.After(time.Minute)
+		}
+		for state.Floods {
+			if _, err := fmt.Fprintln(c, "1"); err != nil {
+				return false
+			}
 		}
 		words := strings.Fields(lines.Text())
 		switch {

@@ -167,7 +167,7 @@ func (l *limits) byHand(ctx context.Context) error {
 	if err := l.Pods.DeleteAll(ctx); err != nil {
 		return err
 	}
-	return l.isolation(ctx, corev1.ConditionFalse, "every container")
+	return l.isolation(ctx, corev1.ConditionFalse, "holds on all devices")
 }
 
 // withoutHook shows that all this can fail.
@@ -191,7 +191,7 @@ func (l *limits) withoutHook(ctx context.Context) error {
 	if err := l.Pods.DeleteAll(ctx); err != nil {
 		return err
 	}
-	return l.isolation(ctx, corev1.ConditionFalse, "every container")
+	return l.isolation(ctx, corev1.ConditionFalse, "holds on all devices")
 }
 
 // isolation checks the node's condition, which it waits for.

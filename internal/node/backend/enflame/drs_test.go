@@ -206,7 +206,9 @@ func TestParseCards(t *testing.T) {
 		want []drsCard
 		err  string
 	}{
-		"two cards":          {table, []drsCard{{0, "00:01:00.0", "Disable"}, {1, "0000:3b:00.0", "DRS"}}, ""},
+		"two cards": {table, []drsCard{{0, "00:01:00.0", "Disable"}, {1, "0000:3b:00.0", "DRS"}}, ""},
+		"without spaces around a slash": {"| 0 S60 | 1 | 00:01:00.0 |\n| 35C P0 75W/300W | 0MiB/49152MiB | 3% | DRS |\n",
+			[]drsCard{{0, "00:01:00.0", "DRS"}}, ""},
 		"nothing":            {"", nil, "efsmi: the table has no line with a PCI address"},
 		"an error":           {"Segmentation fault\n", nil, "efsmi: the table has no line with a PCI address"},
 		"no second line":     {"| 0 S60 | 1 | 00:01:00.0 |\n+--+\n", nil, "efsmi: the second line of card 0 is missing"},
@@ -237,9 +239,11 @@ func TestParseInstances(t *testing.T) {
 			[]drsInstance{{uuid, "1g.6gb"}}, ""},
 		"in a table":         {"| 0 | 3g.24gb | " + uuid + " |\n", []drsInstance{{uuid, "3g.24gb"}}, ""},
 		"a uuid of any form": {"profile=1g.6gb, uuid=X12\n", []drsInstance{{"X12", "1g.6gb"}}, ""},
-		"no uuid":            {"| 0 | 3g.24gb |\n", nil, `"| 0 | 3g.24gb |" is not the line of one instance`},
-		"two profiles":       {"1g.6gb 2g.12gb uuid: X\n", nil, "is not the line of one instance"},
-		"no profile at all":  {"1g.6gbx 0g.6gb uuid: X\n", nil, ""},
+		"by position": {"| Index | Profile | Instance ID | UUID |\n| 0 1g.6gb 3 T0012a |\n| 0 | 2g.12gb | 4 | T0012b |\n",
+			[]drsInstance{{"T0012a", "1g.6gb"}, {"T0012b", "2g.12gb"}}, ""},
+		"no uuid":           {"| 0 | 3g.24gb |\n", nil, `"| 0 | 3g.24gb |" is not the line of one instance`},
+		"two profiles":      {"1g.6gb 2g.12gb uuid: X\n", nil, "is not the line of one instance"},
+		"no profile at all": {"1g.6gbx 0g.6gb uuid: X\n", nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseInstances(tt.text)

@@ -114,12 +114,13 @@ var (
 	// profilePattern is the form of a profile: the slices of a card, of which it has six, and
 	// the memory.
 	profilePattern = regexp.MustCompile(`^[1-9][0-9]?g\.([1-9][0-9]{0,3})gb$`)
+	numberPattern  = regexp.MustCompile(`^[0-9]{1,3}$`)
 	uuidPattern    = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 )
 
 // parseCards reads the program's table, which has two lines for each card: in the first,
 // columns of which one begins with its number and the third with its PCI address, in the second
-// the mode as the sixth word.
+// the mode as the sixth word, after the characters | and / were taken out.
 func parseCards(text string) ([]drsCard, error) {
 	var lines []string
 	for line := range strings.Lines(text) {
@@ -144,7 +145,7 @@ func parseCards(text string) ([]drsCard, error) {
 		if i+1 == len(lines) {
 			return nil, fmt.Errorf("efsmi: the second line of card %d is missing", index)
 		}
-		words := strings.Fields(strings.NewReplacer("|", " ", "/", " ").Replace(lines[i+1]))
+		words := strings.Fields(strings.NewReplacer("|", "", "/", "").Replace(lines[i+1]))
 		if len(words) < 6 {
 			return nil, fmt.Errorf("efsmi: the second line of card %d has no sixth word, the virtualization mode: %q", index, lines[i+1])
 		}
@@ -175,7 +176,9 @@ func (d drsInstance) memoryBytes() int64 {
 }
 
 // parseInstances reads the program's list of a card's instances: the lines that have a
-// profile. The form of the list is not documented; a line that has no uuid besides is an error.
+// profile. Enflame's own plugin reads four words of such a line: the card's index, the profile,
+// the instance's id and its uuid. Releases that mark the uuid otherwise are read too; a line
+// without a uuid is an error.
 func parseInstances(text string) ([]drsInstance, error) {
 	var out []drsInstance
 	for line := range strings.Lines(text) {
@@ -189,6 +192,9 @@ func parseInstances(text string) ([]drsInstance, error) {
 			case named && uuid != "", uuidPattern.MatchString(w), i > 0 && strings.EqualFold(words[i-1], "uuid"):
 				uuids = append(uuids, uuid)
 			}
+		}
+		if len(uuids) == 0 && len(words) >= 4 && profilePattern.MatchString(words[1]) && numberPattern.MatchString(words[0]) {
+			uuids = append(uuids, words[3])
 		}
 		switch {
 		case len(profiles) == 0:
