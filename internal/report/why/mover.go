@@ -224,7 +224,7 @@ func (m *mover) candidates(a *ask, shut []string, budget int) []candidate {
 		if slices.Contains(shut, n.Name) {
 			continue
 		}
-		c := s.candidate(n)
+		c := newCandidate(s, n)
 		c.victims = slices.DeleteFunc(c.victims, func(v victim) bool { return !m.movable(v.pod) })
 		if c.least = s.least(&c, c.victims); len(c.victims) > 0 && c.least <= min(budget, len(c.victims)) {
 			out = append(out, c)

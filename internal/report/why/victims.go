@@ -138,8 +138,8 @@ type candidate struct {
 	least   int // pods that must end at least
 }
 
-// candidate returns a node with the pods that may end there.
-func (s *search) candidate(n *nodeView) candidate {
+// newCandidate returns a node with the pods that may end there.
+func newCandidate(s *search, n *nodeView) candidate {
 	usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, n.Name)
 	c := candidate{n: n, devices: usage.Devices}
 	c.victims = s.victims(&c)
@@ -154,7 +154,7 @@ func (s *search) endPods() (Change, bool) {
 	var all []candidate
 	for i := range s.nodes {
 		if j := &s.nodes[i]; j.movable() {
-			c := s.candidate(j.n)
+			c := newCandidate(s, j.n)
 			if c.least = s.least(&c, c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
 				all = append(all, c)
 			}
