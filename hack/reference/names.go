@@ -98,8 +98,8 @@ var nameTable = []struct {
 			"at least as new as the write of this condition before it answers; [extender.md](../extender.md)"},
 		{"DivvyMemoryOveruse", "Node", "divvy-node", "whether a container uses more memory of a device than its allocation; there while " +
 			"use is measured, [usage.md](../usage.md#overuse)"},
-		{"DivvyIsolationLost", "Node", "divvy-node", "whether the configured isolation does not hold on a device; there while a resource has " +
-			"`isolation: driver` or `cooperative`"},
+		{"DivvyIsolationLost", "Node", "divvy-node", "whether the configured isolation does not hold on a device; there while a " +
+			"resource has `isolation: driver` or `cooperative`"},
 	}},
 	{"Resources", []name{
 		{"enflame.com/gcu-memory", "Pod, Node", "users; kubelet", "units of memory of an Enflame card"},

@@ -119,8 +119,8 @@ var (
 	})
 	IsolationLost = define(Kind{
 		"IsolationLost", corev1.EventTypeWarning, "Node", Node,
-		"The isolation that the configuration says for a device, `driver` or `cooperative`, does not hold. The message gives the reason and " +
-			"what to do. The device states no isolation meanwhile, so pods that require it are not placed on it.",
+		"The isolation that the configuration says for a device, `driver` or `cooperative`, does not hold. The message gives the reason " +
+			"and what to do. The device states no isolation meanwhile, so pods that require it are not placed on it.",
 	})
 	IsolationRepaired = define(Kind{
 		"IsolationRepaired", corev1.EventTypeWarning, "Pod", Node,
