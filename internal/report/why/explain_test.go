@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	placement "github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
@@ -144,6 +145,16 @@ func TestOtherPeoplesPods(t *testing.T) {
 	i := slices.IndexFunc(e.Changes, func(c Change) bool { return c.Kind == ChangeEnd })
 	if i < 0 || len(e.Changes[i].Commands) > 0 || e.Changes[i].By == "" {
 		t.Errorf("changes %+v, want one that ends pods, without commands", e.Changes)
+	}
+}
+
+// TestLearningPolicy: a policy that only the extender has does not keep a pod from fitting.
+func TestLearningPolicy(t *testing.T) {
+	b := newBuilder(t)
+	goldenCases[Backoff].make(b)
+	b.Pods[0].Annotations = map[string]string{wire.PolicyAnnotation: placement.Fragmentation}
+	if e := explainTrain(b, nil); len(e.Causes) != 1 || e.Causes[0].Code != Backoff {
+		t.Errorf("causes %+v, want %s", e.Causes, Backoff)
 	}
 }
 

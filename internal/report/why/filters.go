@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	placement "github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
@@ -45,6 +46,9 @@ func (w *world) newAsk(p *v1.Pod) *ask {
 	}
 	if len(requests) > 0 {
 		a.shared = requests[0]
+	}
+	if a.shared.Policy == placement.Fragmentation {
+		a.shared.Policy = "" // it is the extender's alone, and the same fits
 	}
 	return a
 }
