@@ -74,7 +74,7 @@ func TestFaults(t *testing.T) {
 // TestZNothingIsRejected: Divvy's accounts asked for nothing that they may not do. Go runs
 // the tests of a package in the order of its files; this one is the last.
 func TestZNothingIsRejected(t *testing.T) {
-	if err := lab.Rights(t.Context(), begun, false, []string{"divvy-system/divvy-node", "divvy-system/divvy-extender"}); err != nil {
+	if err := lab.Rights(t.Context(), begun, false, []string{"divvy-system/divvy-node", "divvy-system/divvy-extender"}, nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -16,8 +16,10 @@ import (
 // used and each request that was refused. The rights are those of the chart,
 // rendered once with each list of helm's arguments.
 //
-// Where not everything ran, complete is false and only refusals are told.
-func (s *Env) Rights(ctx context.Context, since time.Time, complete bool, accounts []string, rendered ...[]string) error {
+// Where not everything ran, complete is false and only refusals are told. elsewhere are uses
+// that tests of other packages show, and that here are a matter of time.
+func (s *Env) Rights(ctx context.Context, since time.Time, complete bool, accounts []string, elsewhere []rbacaudit.Use,
+	rendered ...[]string) error {
 	uses, err := rbacaudit.ReadLog(layout.AuditLog, since)
 	if err != nil {
 		return err
@@ -37,7 +39,7 @@ func (s *Env) Rights(ctx context.Context, since time.Time, complete bool, accoun
 	if err != nil {
 		return err
 	}
-	return rbacaudit.Compare(roles, uses, accounts...)
+	return rbacaudit.Compare(roles, slices.Concat(uses, elsewhere), accounts...)
 }
 
 // Render returns the text of all objects of the chart, hooks among them, for the
