@@ -65,7 +65,8 @@ func rightsAreUsed(t *testing.T, complete bool, accounts []string, rendered ...[
 	others := slices.DeleteFunc([]string{"divvy-system/divvy-node", "divvy-system/divvy-extender", "divvy-system/divvy-schedconf",
 		"divvy-system/divvy-scheduler", "divvy-system/divvy-uninstall", "bwki/bitfusion-webhook-deployment"},
 		func(account string) bool { return slices.Contains(accounts, account) })
-	err := errors.Join(lab.Rights(t.Context(), begun, complete, accounts, nil, rendered...), lab.Rights(t.Context(), begun, false, others, nil))
+	err := errors.Join(lab.Rights(t.Context(), begun, complete, accounts, nil, rendered...),
+		lab.Rights(t.Context(), begun, false, others, nil))
 	if err == nil {
 		return
 	}
