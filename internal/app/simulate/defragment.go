@@ -2,9 +2,9 @@ package simulate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"time"
 
@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
@@ -67,17 +66,13 @@ func (o *Options) snapshot(ctx context.Context, connect func() (kube.Clients, er
 		}
 		return readSnapshot(ctx, clients)
 	}
-	name := "standard input"
-	if o.FromDump != "-" {
-		f, err := os.Open(o.FromDump)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }() // it was only read
-		in, name = f, o.FromDump
+	f, name, err := live.Open(o.FromDump, in)
+	if err != nil {
+		return nil, err
 	}
+	defer func() { _ = f.Close() }() // it was only read
 	s := &why.Snapshot{}
-	items, err := live.ReadList(in, name, func(kind string) runtime.Object {
+	items, err := live.ReadList(f, name, func(kind string) runtime.Object {
 		switch kind {
 		case "Node":
 			return &v1.Node{}
@@ -105,34 +100,18 @@ func (o *Options) snapshot(ctx context.Context, connect func() (kube.Clients, er
 
 func readSnapshot(ctx context.Context, clients kube.Clients) (*why.Snapshot, error) {
 	s := &why.Snapshot{}
-	list := func(what string, page pager.ListPageFunc) error {
-		err := pager.New(page).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-			s.Add(obj)
-			return nil
-		})
-		if what == why.SourceBudgets && apierrors.IsForbidden(err) {
-			s.Failed = append(s.Failed, why.Failure{Source: what, Reason: err.Error()})
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("list the %s: %w", what, err)
-		}
-		return nil
-	}
 	core, policy := clients.Kubernetes.CoreV1(), clients.Kubernetes.PolicyV1()
-	if err := list("nodes", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return core.Nodes().List(ctx, o)
-	}); err != nil {
+	if err := kube.EachItem(ctx, "nodes", metav1.ListOptions{}, core.Nodes().List, s.Add); err != nil {
 		return nil, err
 	}
-	if err := list("pods", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return core.Pods(metav1.NamespaceAll).List(ctx, o)
-	}); err != nil {
+	if err := kube.EachItem(ctx, "pods", metav1.ListOptions{}, core.Pods(metav1.NamespaceAll).List, s.Add); err != nil {
 		return nil, err
 	}
-	if err := list(why.SourceBudgets, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return policy.PodDisruptionBudgets(metav1.NamespaceAll).List(ctx, o)
-	}); err != nil {
+	budgets := policy.PodDisruptionBudgets(metav1.NamespaceAll).List
+	if err := kube.EachItem(ctx, why.SourceBudgets, metav1.ListOptions{}, budgets, s.Add); apierrors.IsForbidden(err) {
+		// The note names the source itself.
+		s.Failed = append(s.Failed, why.Failure{Source: why.SourceBudgets, Reason: errors.Unwrap(err).Error()})
+	} else if err != nil {
 		return nil, err
 	}
 	s.Taken = time.Now()

@@ -135,15 +135,12 @@ func (o *Options) live(ctx context.Context, connect func() (kube.Clients, error)
 	if o.FromCluster {
 		return live.Read(ctx, connect)
 	}
-	if o.FromDump == "-" {
-		return live.ReadDump(in, "standard input")
-	}
-	f, err := os.Open(o.FromDump)
+	f, name, err := live.Open(o.FromDump, in)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }() // it was only read
-	return live.ReadDump(f, o.FromDump)
+	return live.ReadDump(f, name)
 }
 
 func dump(ctx context.Context, path string, connect func() (kube.Clients, error), out io.Writer) error {

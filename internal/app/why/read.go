@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -19,9 +18,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/simulate/live"
 	"github.com/divvy-gpu/divvy/internal/report/why"
 )
@@ -92,48 +91,35 @@ func (o *Options) read(ctx context.Context, t target, connect connector, now fun
 // readCluster lists what is needed. What may not be read is noted in the snapshot.
 func readCluster(ctx context.Context, client kubernetes.Interface, t target, namespace string) (*why.Snapshot, *why.Owner, error) {
 	s := &why.Snapshot{}
-	list := func(what, source string, page pager.ListPageFunc, add func(runtime.Object)) error {
-		err := pager.New(page).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-			add(obj)
-			return nil
-		})
-		switch {
-		case err == nil:
-			return nil
-		case apierrors.IsForbidden(err) && source != "":
-			s.Failed = append(s.Failed, why.Failure{Source: source, Reason: err.Error()})
-			return nil
+	// noted notes what may not be read. The note names the source itself.
+	noted := func(source string, err error) error {
+		if !apierrors.IsForbidden(err) {
+			return err
 		}
-		return fmt.Errorf("list the %s: %w", what, err)
+		s.Failed = append(s.Failed, why.Failure{Source: source, Reason: errors.Unwrap(err).Error()})
+		return nil
 	}
 	core := client.CoreV1()
 	owner, err := readOwner(ctx, client, t, namespace)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := list("nodes", why.SourceNodes, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return core.Nodes().List(ctx, o)
-	}, s.Add); err != nil {
+	err = noted(why.SourceNodes, kube.EachItem(ctx, "nodes", metav1.ListOptions{}, core.Nodes().List, s.Add))
+	if err != nil {
 		return nil, nil, err
 	}
-	pods := func(namespace string) pager.ListPageFunc {
-		return func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return core.Pods(namespace).List(ctx, o)
-		}
-	}
-	if err := list("pods", why.SourcePods, pods(metav1.NamespaceAll), s.Add); err != nil {
+	err = noted(why.SourcePods, kube.EachItem(ctx, "pods", metav1.ListOptions{}, core.Pods(metav1.NamespaceAll).List, s.Add))
+	if err != nil {
 		return nil, nil, err
 	}
 	if slices.ContainsFunc(s.Failed, func(f why.Failure) bool { return f.Source == why.SourcePods }) {
-		if err := list("pods of namespace "+namespace, "", pods(namespace), s.Add); err != nil {
+		err := kube.EachItem(ctx, "pods of namespace "+namespace, metav1.ListOptions{}, core.Pods(namespace).List, s.Add)
+		if err != nil {
 			return nil, nil, err
 		}
 	}
-	if err := list("events of namespace "+namespace, why.SourceEvents,
-		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return core.Events(namespace).List(ctx, o)
-		},
-		s.Add); err != nil {
+	err = noted(why.SourceEvents, kube.EachItem(ctx, "events of namespace "+namespace, metav1.ListOptions{}, core.Events(namespace).List, s.Add))
+	if err != nil {
 		return nil, nil, err
 	}
 	everywhere := mayDelete(ctx, client, metav1.NamespaceAll)
@@ -208,18 +194,14 @@ func ownerOf(obj runtime.Object) *why.Owner {
 
 // readDump reads a list of objects. Every command is shown, since nothing is known of rights.
 func (o *Options) readDump(t target, namespace string, in io.Reader) (*why.Snapshot, *why.Owner, error) {
-	name := "standard input"
-	if o.FromDump != "-" {
-		f, err := os.Open(o.FromDump)
-		if err != nil {
-			return nil, nil, err
-		}
-		defer func() { _ = f.Close() }() // it was only read
-		in, name = f, o.FromDump
+	f, name, err := live.Open(o.FromDump, in)
+	if err != nil {
+		return nil, nil, err
 	}
+	defer func() { _ = f.Close() }() // it was only read
 	s := &why.Snapshot{MayDelete: func(string) bool { return true }}
 	var owner *why.Owner
-	items, err := live.ReadList(in, name, func(kind string) runtime.Object {
+	items, err := live.ReadList(f, name, func(kind string) runtime.Object {
 		switch kind {
 		case "Node":
 			return &corev1.Node{}

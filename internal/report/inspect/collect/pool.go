@@ -10,7 +10,6 @@ import (
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
@@ -38,10 +37,7 @@ func (q *question) pool(ctx context.Context) (*inspect.Pool, error) {
 	if q.node != "" {
 		ofNode, onNode = "metadata.name="+q.node, ",spec.nodeName="+q.node
 	}
-	err := each(ctx, "nodes", metav1.ListOptions{FieldSelector: ofNode}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object,
-		error) {
-		return core.Nodes().List(ctx, o)
-	}, func(obj runtime.Object) {
+	err := kube.EachItem(ctx, "nodes", metav1.ListOptions{FieldSelector: ofNode}, core.Nodes().List, func(obj runtime.Object) {
 		if node, ok := obj.(*v1.Node); ok {
 			if units := amount(node.Status.Allocatable, pool.Resource); units > 0 {
 				books.Node(node.Name, units)
@@ -54,10 +50,8 @@ func (q *question) pool(ctx context.Context) (*inspect.Pool, error) {
 	var quotaErr error
 	if q.node == "" {
 		const key = v1.DefaultResourceRequestsPrefix + pool.Resource
-		quotaErr = each(ctx, "resource quotas", metav1.ListOptions{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object,
-			error) {
-			return core.ResourceQuotas(metav1.NamespaceAll).List(ctx, o)
-		}, func(obj runtime.Object) {
+		quotas := core.ResourceQuotas(metav1.NamespaceAll).List
+		quotaErr = kube.EachItem(ctx, "resource quotas", metav1.ListOptions{}, quotas, func(obj runtime.Object) {
 			quota, ok := obj.(*v1.ResourceQuota)
 			if !ok {
 				return
@@ -76,9 +70,7 @@ func (q *question) pool(ctx context.Context) (*inspect.Pool, error) {
 	if books.Empty() {
 		options.LabelSelector = pool.ConvertedLabel + "=true"
 	}
-	err = each(ctx, "pods", options, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return core.Pods(metav1.NamespaceAll).List(ctx, o)
-	}, func(obj runtime.Object) {
+	err = kube.EachItem(ctx, "pods", options, core.Pods(metav1.NamespaceAll).List, func(obj runtime.Object) {
 		if pod, ok := obj.(*v1.Pod); ok {
 			if units := kube.RequestOf(pod, poolResource).Peak(); units > 0 {
 				books.Pod(pod.Namespace, pod.Spec.NodeName, units)
@@ -124,16 +116,4 @@ func bounded(quantity apiresource.Quantity) accel.Units {
 	}
 	// Exact methods build numbers of as many digits as an exponent says.
 	return accel.Units(min(math.Ceil(quantity.AsApproximateFloat64()), float64(accel.MaxUnits)))
-}
-
-// each lists page by page.
-func each(ctx context.Context, what string, options metav1.ListOptions, list pager.ListPageFunc, do func(runtime.Object)) error {
-	err := pager.New(list).EachListItem(ctx, options, func(obj runtime.Object) error {
-		do(obj)
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("list the %s: %w", what, err)
-	}
-	return nil
 }

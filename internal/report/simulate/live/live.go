@@ -9,12 +9,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
@@ -38,23 +38,9 @@ func Read(ctx context.Context, connect func() (kube.Clients, error)) (*Cluster, 
 	}
 	l := &Cluster{}
 	core := clients.Kubernetes.CoreV1()
-	list := func(what string, page pager.ListPageFunc) error {
-		err := pager.New(page).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-			l.add(obj)
-			return nil
-		})
-		if err != nil {
-			return fmt.Errorf("list the %s: %w", what, err)
-		}
-		return nil
-	}
 	return l, errors.Join(
-		list("nodes", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return core.Nodes().List(ctx, o)
-		}),
-		list("pods", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return core.Pods(metav1.NamespaceAll).List(ctx, o)
-		}),
+		kube.EachItem(ctx, "nodes", metav1.ListOptions{}, core.Nodes().List, l.add),
+		kube.EachItem(ctx, "pods", metav1.ListOptions{}, core.Pods(metav1.NamespaceAll).List, l.add),
 	)
 }
 
@@ -144,6 +130,15 @@ func (l *Cluster) Write(out io.Writer) error {
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", " ")
 	return enc.Encode(all)
+}
+
+// Open opens a dump: a file, or in if its path is "-". name is what errors call it.
+func Open(path string, in io.Reader) (r io.ReadCloser, name string, err error) {
+	if path == "-" {
+		return io.NopCloser(in), "standard input", nil
+	}
+	r, err = os.Open(path)
+	return r, path, err
 }
 
 // ReadDump reads what Write has written, or kubectl get -o json. The name is
