@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	placement "github.com/divvy-gpu/divvy/internal/core/place"
@@ -147,7 +148,7 @@ func (x *Explainer) Admit() Plan {
 		}
 	}
 	slices.SortStableFunc(waiting, func(a, b *ask) int {
-		return cmp.Or(cmp.Compare(priorityOf(b.pod), priorityOf(a.pod)), a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time),
+		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b.pod), corev1helpers.PodPriority(a.pod)), a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time),
 			cmp.Compare(podText(a.pod), podText(b.pod)))
 	})
 	var steps []step
@@ -167,7 +168,7 @@ func (x *Explainer) Admit() Plan {
 			p.Left = append(p.Left, left)
 			continue
 		}
-		m.ceiling = priorityOf(a.pod)
+		m.ceiling = corev1helpers.PodPriority(a.pod)
 		more, ok := m.placeNow(a)
 		if ok && moves == 0 {
 			now++

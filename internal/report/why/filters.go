@@ -19,8 +19,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
-func compareNames(a, b string) int { return cmp.Compare(a, b) }
-
 // ask is a pod, or a changed copy of it, as the filters see it.
 type ask struct {
 	pod      *v1.Pod
@@ -81,7 +79,7 @@ func (a *ask) after(n *nodeView) []placedPod {
 	var out []placedPod
 	for _, p := range n.nominated {
 		self := p.Namespace == a.pod.Namespace && p.Name == a.pod.Name
-		if !self && priorityOf(p.Pod) >= priorityOf(a.pod) {
+		if !self && corev1helpers.PodPriority(p.Pod) >= corev1helpers.PodPriority(a.pod) {
 			out = append(out, p)
 		}
 	}

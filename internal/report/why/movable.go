@@ -78,7 +78,7 @@ func (l *layout) rule(p *v1.Pod) Rule {
 		return RuleNode
 	case p.DeletionTimestamp != nil:
 		return RuleEnding
-	case p.Namespace == metav1.NamespaceSystem || priorityOf(p) >= criticalPriority:
+	case p.Namespace == metav1.NamespaceSystem || corev1helpers.PodPriority(p) >= criticalPriority:
 		return RuleSystem
 	case controller == nil:
 		return RuleNoController

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	placement "github.com/divvy-gpu/divvy/internal/core/place"
@@ -64,7 +65,7 @@ func (w *world) mover() *mover {
 func (m *mover) l() *layout { return m.layouts[0] }
 
 func (m *mover) movable(p *v1.Pod) bool {
-	if m.fixed[p.UID] || priorityOf(p) > m.ceiling {
+	if m.fixed[p.UID] || corev1helpers.PodPriority(p) > m.ceiling {
 		return false
 	}
 	rule, known := m.rules[p.UID]

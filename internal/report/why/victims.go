@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
@@ -83,15 +84,8 @@ func related(p, q *v1.Pod) bool {
 
 // compareVictims orders pods, the one to end first: the lowest priority, then the youngest.
 func compareVictims(a, b *v1.Pod) int {
-	return cmp.Or(cmp.Compare(priorityOf(a), priorityOf(b)), b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
+	return cmp.Or(cmp.Compare(corev1helpers.PodPriority(a), corev1helpers.PodPriority(b)), b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
 		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-}
-
-func priorityOf(p *v1.Pod) int32 {
-	if p.Spec.Priority != nil {
-		return *p.Spec.Priority
-	}
-	return 0
 }
 
 // recreated counts the pods that a controller creates again.
@@ -116,7 +110,7 @@ type ends struct {
 func better(a, b []*v1.Pod) bool {
 	highest := func(pods []*v1.Pod) (priority int32, oldest time.Time) {
 		for i, p := range pods {
-			if q := priorityOf(p); i == 0 || q > priority {
+			if q := corev1helpers.PodPriority(p); i == 0 || q > priority {
 				priority = q
 			}
 			if t := p.CreationTimestamp.Time; i == 0 || t.Before(oldest) {
@@ -210,7 +204,7 @@ func (s *search) ending(b *ends) Change {
 	may := true
 	for _, p := range b.pods {
 		text := count(int(requestsOf(p)[s.a.resource()]), "unit")
-		if priority := priorityOf(p); priority > priorityOf(s.a.pod) {
+		if priority := corev1helpers.PodPriority(p); priority > corev1helpers.PodPriority(s.a.pod) {
 			text += fmt.Sprintf("; its priority is higher, %d", priority)
 		}
 		if owner := ownerText(p); owner != "" {

@@ -3,6 +3,7 @@ package why
 import (
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -129,7 +130,7 @@ func newWorld(s *Snapshot) *world {
 		w.nodes = append(w.nodes, n)
 		byName[n.Name] = n
 	}
-	slices.SortFunc(w.nodes, func(a, b *nodeView) int { return compareNames(a.Name, b.Name) })
+	slices.SortFunc(w.nodes, func(a, b *nodeView) int { return strings.Compare(a.Name, b.Name) })
 	for r, is := range shared {
 		if is {
 			w.memory = append(w.memory, r)
