@@ -66,19 +66,12 @@ func (p *pool) permit(ctx context.Context, a alloc.Allocation, limited bool) err
 	if !limited {
 		stated.Memory = accel.TierNone // what was attested does not hold for this container
 	}
-	pods := p.records.pods.Cached()
-	behind := p.behind(a, pods, false)
-	if len(behind) == 0 {
-		fresh, err := p.records.askAPI(ctx)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "The isolation that a pod requires is not known", "resource", p.Resource)
-			return nil
-		}
-		pods = fresh
-		behind = p.behind(a, pods, false)
+	pods, behind, err := p.claimants(ctx, a)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The isolation that a pod requires is not known", "resource", p.Resource)
+		return nil
 	}
-	err := p.rejects(behind, device, stated)
-	if err == nil {
+	if err = p.rejects(behind, device, stated); err == nil {
 		return nil
 	}
 	if p.records.ask(ctx, alloc.RecordedBefore) != nil {
@@ -103,15 +96,9 @@ func (p *pool) computePercent(ctx context.Context, a alloc.Allocation) (int, err
 		return 0, alloc.Reject(alloc.Isolation, "devices %s: isolation %s is for one device in a container, as each has an MPS server of "+
 			"its own; request one device", listed(a.Devices), p.tier)
 	}
-	pods := p.records.pods.Cached()
-	behind := p.behind(a, pods, false)
-	if len(behind) == 0 {
-		fresh, err := p.records.askAPI(ctx)
-		if err != nil {
-			return 0, alloc.Reject(alloc.Isolation, "read the share of the device's multiprocessors that the pod requests: %w", err)
-		}
-		pods = fresh
-		behind = p.behind(a, pods, false)
+	pods, behind, err := p.claimants(ctx, a)
+	if err != nil {
+		return 0, alloc.Reject(alloc.Isolation, "read the share of the device's multiprocessors that the pod requests: %w", err)
 	}
 	percent, err := samePercent(behind)
 	if err != nil && p.records.ask(ctx, alloc.RecordedBefore) == nil {
@@ -135,6 +122,19 @@ func samePercent(pods []*corev1.Pod) (int, error) {
 		same = percent
 	}
 	return same, nil
+}
+
+// claimants returns the node's pods, and which of them an allocation may be for. If the watch
+// shows none of these, the API server is asked.
+func (p *pool) claimants(ctx context.Context, a alloc.Allocation) (pods, behind []*corev1.Pod, err error) {
+	pods = p.records.pods.Cached()
+	if behind = p.behind(a, pods, false); len(behind) > 0 {
+		return pods, behind, nil
+	}
+	if pods, err = p.records.askAPI(ctx); err != nil {
+		return nil, nil, err
+	}
+	return pods, p.behind(a, pods, false), nil
 }
 
 // behind returns which of the pods an allocation may be for; listed is as in Engine.Behind.

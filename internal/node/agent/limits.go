@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -23,6 +24,16 @@ type LimitOptions struct {
 	// ProcRoot and CgroupRoot replace the host's /proc and /sys/fs/cgroup, for the hook too.
 	// They are for hosts that are simulated.
 	ProcRoot, CgroupRoot string
+}
+
+// procRoot is the host's /proc, for a host whose root is seen there.
+func (o LimitOptions) procRoot(hostRoot string) string {
+	return cmp.Or(o.ProcRoot, filepath.Join(hostRoot, "proc"))
+}
+
+// cgroupRoot is where the host's control groups are, like procRoot.
+func (o LimitOptions) cgroupRoot(hostRoot string) string {
+	return cmp.Or(o.CgroupRoot, filepath.Join(hostRoot, "sys/fs/cgroup"))
 }
 
 const (

@@ -107,11 +107,11 @@ func (w *limitWatch) run(ctx context.Context) {
 }
 
 func (w *limitWatch) procRoot() string {
-	return cmp.Or(w.o.ProcRoot, filepath.Join(w.hostRoot, "proc"))
+	return w.o.procRoot(w.hostRoot)
 }
 
 func (w *limitWatch) cgroupRoot() string {
-	return cmp.Or(w.o.CgroupRoot, filepath.Join(w.hostRoot, "sys/fs/cgroup"))
+	return w.o.cgroupRoot(w.hostRoot)
 }
 
 func (w *limitWatch) recordDir() string {
@@ -324,14 +324,14 @@ func (w *limitWatch) processes(ctx context.Context, vendor string, id accel.Devi
 	if s.hidden != nil {
 		return nil, s.hidden
 	}
-	if err := usage.HostPIDs(w.procRoot()); err != nil {
-		return nil, err
-	}
 	return programs(ctx, w.limiters[vendor], id, w.procRoot(), w.cgroupRoot())
 }
 
 // programs returns the processes that use a device, with the containers that they are in.
 func programs(ctx context.Context, m backend.Meter, id accel.DeviceID, procRoot, cgroupRoot string) ([]limits.Process, error) {
+	if err := usage.HostPIDs(procRoot); err != nil {
+		return nil, err
+	}
 	measured, err := m.Measure(ctx, id)
 	if err != nil {
 		return nil, err

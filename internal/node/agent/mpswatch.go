@@ -19,7 +19,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/limits"
 	"github.com/divvy-gpu/divvy/internal/node/mps"
-	"github.com/divvy-gpu/divvy/internal/node/usage"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
@@ -51,8 +50,7 @@ type mpsWatch struct {
 func newMPSWatch(ctx context.Context, a *Agent, limited *limitWatch) *mpsWatch {
 	w := &mpsWatch{desk: a.cdi.mps, parts: slices.Collect(a.offerings.parts(func(*offering, *pool) bool { return true })),
 		discoveries: a.discoveries, records: a.records, dir: filepath.Join(a.o.Config.DriverRoot, mps.Dir),
-		procRoot:   cmp.Or(a.o.Limits.ProcRoot, filepath.Join(a.o.Config.DriverRoot, "proc")),
-		cgroupRoot: cmp.Or(a.o.Limits.CgroupRoot, filepath.Join(a.o.Config.DriverRoot, "sys/fs/cgroup")), driverRoot: "/",
+		procRoot: a.o.Limits.procRoot(a.o.Config.DriverRoot), cgroupRoot: a.o.Limits.cgroupRoot(a.o.Config.DriverRoot), driverRoot: "/",
 		found: a.signals.wake.raise, node: a.tell, now: time.Now, strangers: map[accel.DeviceID][]int{}}
 	if !slices.ContainsFunc(w.parts, w.desk.proves) {
 		if before, err := mps.ReadWish(w.dir); err == nil && len(before.Devices) > 0 {
@@ -157,9 +155,6 @@ func (w *mpsWatch) processes(ctx context.Context, id accel.DeviceID, p *pool) ([
 	meter, ok := p.backend.(backend.Meter)
 	if !ok {
 		return nil, fmt.Errorf("vendor %q does not list them", p.config.Vendor)
-	}
-	if err := usage.HostPIDs(w.procRoot); err != nil {
-		return nil, err
 	}
 	return programs(ctx, meter, id, w.procRoot, w.cgroupRoot)
 }
