@@ -34,7 +34,7 @@ func noChangeOf(t *testing.T, e *Explanation, kind ChangeKind) {
 	}
 }
 
-// TestHostileNames: a name that an object cannot have is in no command, whoever wrote it.
+// TestHostileNames: a name that an object cannot have is in no command.
 func TestHostileNames(t *testing.T) {
 	const evil = "x; touch /tmp/owned; #"
 	check := func(t *testing.T, e Explanation) {

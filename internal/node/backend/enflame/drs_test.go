@@ -142,7 +142,7 @@ func TestDRS(t *testing.T) {
 	expect("one is gone and the other keeps its number", "0 GCU-U53000090100 48", "1 GCU-U53000090101 48 partitioned",
 		"1:1 "+uuid+"2 24 3g.24gb of GCU-U53000090101")
 	if _, err := b.Edits(uuid + "1"); err != nil {
-		t.Errorf("an instance that is gone and whose number nobody has: %v", err)
+		t.Errorf("an instance that is gone and whose number no other has: %v", err)
 	}
 	r.efsmi(t, "-i 1 --drs --create-instance 1")
 	expect("the number is given again", "0 GCU-U53000090100 48", "1 GCU-U53000090101 48 partitioned",

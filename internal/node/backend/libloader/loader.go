@@ -152,7 +152,7 @@ func (s *Loader[L]) Session() uint64 { return s.session.Load() }
 // callqueue.Library, on one of the loader's queues; name is what errors call it. It fails
 // with backend.ErrClosed after Close, and with ErrNotInitialised when lib is no longer the
 // library that is loaded, and between the moment in which a discovery shut the library
-// down and the one in which it initialised it anew.
+// down and the one in which it initialised it again.
 func Call[L Library, T any](ctx context.Context, s *Loader[L], on *callqueue.Queue, lib L, about int, name string, f func() (T, error)) (T,
 	error) {
 	return callqueue.Run(ctx, on, about, name, func() (T, error) {
