@@ -118,7 +118,8 @@ func readCluster(ctx context.Context, client kubernetes.Interface, t target, nam
 			return nil, nil, err
 		}
 	}
-	err = noted(why.SourceEvents, kube.EachItem(ctx, "events of namespace "+namespace, metav1.ListOptions{}, core.Events(namespace).List, s.Add))
+	events := core.Events(namespace).List
+	err = noted(why.SourceEvents, kube.EachItem(ctx, "events of namespace "+namespace, metav1.ListOptions{}, events, s.Add))
 	if err != nil {
 		return nil, nil, err
 	}

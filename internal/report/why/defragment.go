@@ -148,7 +148,8 @@ func (x *Explainer) Admit() Plan {
 		}
 	}
 	slices.SortStableFunc(waiting, func(a, b *ask) int {
-		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b.pod), corev1helpers.PodPriority(a.pod)), a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time),
+		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b.pod), corev1helpers.PodPriority(a.pod)),
+			a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time),
 			cmp.Compare(podText(a.pod), podText(b.pod)))
 	})
 	var steps []step

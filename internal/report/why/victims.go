@@ -84,7 +84,8 @@ func related(p, q *v1.Pod) bool {
 
 // compareVictims orders pods, the one to end first: the lowest priority, then the youngest.
 func compareVictims(a, b *v1.Pod) int {
-	return cmp.Or(cmp.Compare(corev1helpers.PodPriority(a), corev1helpers.PodPriority(b)), b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
+	return cmp.Or(cmp.Compare(corev1helpers.PodPriority(a), corev1helpers.PodPriority(b)),
+		b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
 		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
