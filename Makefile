@@ -74,7 +74,7 @@ POOL_VALUES      ?= examples/values/pool.yaml
 TOTAL_GPU_MEMORY ?=
 K8S_PLATFORM     ?= community
 
-SUITES := unit seeds model lab-unit kubelet e2e
+SUITES := unit seeds timed plain disk model lab-unit kubelet scheduler planes e2e
 
 ##@ Start here
 
@@ -115,6 +115,14 @@ demo-mig: root ## Offer NVIDIA GPUs whole and cut into MIG devices, cut them oth
 demo-limits: root ## Limit the memory of pods in the driver, break the limit, and evict a pod that uses too much.
 	@cd lab && go run ./cmd/demo limits
 
+.PHONY: demo-dra
+demo-dra: root ## Give pods devices by ResourceClaims beside extended resources, and move the node to claims and back.
+	@cd lab && go run ./cmd/demo dra
+
+.PHONY: demo-why
+demo-why: root ## Explain ten pods that wait for ten reasons, and admit each by the command that is printed.
+	@cd lab && go run ./cmd/demo why
+
 .PHONY: demo-pool
 demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
 	@cd lab && go run ./cmd/demo pool
@@ -127,10 +135,17 @@ demo-install: root ## Install, look, change and remove Divvy, as an administrato
 demo-down: lab-down ## Remove what these started, without a trace.
 
 # Some tests need a lab that Divvy was never installed in; what a demo left up goes first.
+# What waits runs beside what computes: see docs/design/035-what-every-change-runs.md.
 .PHONY: test
 test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
 	@rm -rf $(DIST)/tests
-	@for suite in test-unit test-model test-lab-unit test-kubelet test-e2e; do $(MAKE) $$suite || true; done
+	@$(MAKE) test-kubelet || true
+	@$(MAKE) e2e-programs || true
+	@$(MAKE) test-timed || true
+	@setsid hack/background $(MAKE) -k -j2 test-unit test-lab-unit test-scheduler test-plain test-disk test-model & background=$$!; \
+	  trap 'kill -- -$$background' EXIT; \
+	  $(MAKE) -k -j2 test-e2e test-planes || true; \
+	  wait $$background || true; trap - EXIT
 	@go run ./hack/testsum report -out $(DIST)/tests $(SUITES)
 
 ##@ Develop
@@ -156,22 +171,59 @@ build: ## Build the programs into bin/.
 	$(NODE_ENV) go build -buildvcs=false -trimpath -tags $(NODE_TAGS) -ldflags '$(NODE_LDFLAGS)' -o $(BIN)/ ./cmd/divvy-node
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/divvy-control ./cmd/divvy-hook ./cmd/kubectl-divvy
 
+# kube-scheduler with Divvy inside, one for each minor of Kubernetes: some minutes the first time.
+SCHEDULER_LDFLAGS = $(LDFLAGS) $(foreach value,gitVersion=$(1) gitMajor=1 gitMinor=$(word 2,$(subst ., ,$(1))),-X k8s.io/component-base/version.$(value))
+SCHEDULER_BUILD = CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(SCHEDULER_LDFLAGS)' -o $(BIN)/$(2) .
+.PHONY: build-schedulers
+build-schedulers: ## Build divvy-scheduler for each minor of Kubernetes into bin/.
+	@mkdir -p $(BIN)
+	cd scheduler && $(call SCHEDULER_BUILD,v1.37.1,divvy-scheduler-1.37)
+	cd scheduler/k136 && $(call SCHEDULER_BUILD,v1.36.3,divvy-scheduler-1.36)
+	cd scheduler/k135 && $(call SCHEDULER_BUILD,v1.35.4,divvy-scheduler-1.35)
+
 .PHONY: lint
 lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go mod tidy -diff, golangci-lint (with go vet), actionlint and helm lint.
 	$(ACTIONLINT) -shellcheck= -pyflakes=
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
 	  [ -z "$$unformatted" ] || { printf 'not formatted by gofmt:\n%s\n' "$$unformatted" >&2; exit 1; }
-	@for module in . lab lab/components tools tools/actionlint; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
+	@for module in . lab lab/components scheduler scheduler/k136 scheduler/k135 tools tools/actionlint; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
 	$(GOLANGCI_LINT) run ./...
 	cd lab && $(GOLANGCI_LINT) run --build-tags e2e ./...
+	cd scheduler && $(GOLANGCI_LINT) run ./...
 
-# -timeout ends a package whose tests hang. It is twice what the slowest package needs
-# on a busy machine, and the report of "make test" names one that comes near it. "make
-# lint" runs go vet, so tests need not.
+# Packages that start no goroutine, in which the race detector has nothing to find and
+# makes every test five times as long, which a test of internal/testing/deptest checks.
+# The tests that break the disk at each step are the same.
+UNRACED       := ./docs ./hack/census ./hack/chartcheck ./internal/install/schedconf
+UNRACED_TESTS := ^Test(PowerLoss|PowerLossTwice|DiskFails|EditedAfterPowerLoss)$$
+
+# -timeout ends a package whose tests hang. It is several times what the slowest package
+# needs beside the lab, and the report of "make test" names one that comes near it. "make
+# lint" runs go vet, so tests need not. Beside the lab these get a part of the processors: the
+# more packages share it, the longer a test gets none, and some wait five seconds for a library.
+# A program with the race detector would sleep for a second at its end.
+RACE = export CGO_ENABLED=1 GORACE=atexit_sleep_ms=50; go run ./hack/testsum run -out $(DIST)/tests
+
 .PHONY: test-unit
 test-unit: ## Run unit tests and fuzz seeds under the race detector (no root needed).
-	@CGO_ENABLED=1 go run ./hack/testsum run -out $(DIST)/tests -suite unit -seeds seeds \
-	  go test -json -race -vet=off -timeout 30m ./...
+	@$(RACE) -suite unit -seeds seeds go test -json -race -vet=off -p 2 -timeout 60m -skip '$(UNRACED_TESTS)' \
+	  $$(go list ./... | grep -vxF -f <(go list $(UNRACED) $(TIMED)))
+
+# Packages that fail where a program gets no processor for seconds: replicas with Leases of a
+# second, and a control daemon that must answer within five. They run before the others.
+TIMED := ./internal/app/extender ./internal/node/mps
+
+.PHONY: test-timed
+test-timed: ## Run the unit tests that need a processor in time, under the race detector (no root needed).
+	@$(RACE) -suite timed go test -json -race -vet=off -timeout 30m $(TIMED)
+
+.PHONY: test-plain
+test-plain: ## Run unit tests and fuzz seeds of what starts no goroutine (no root needed).
+	@go run ./hack/testsum run -out $(DIST)/tests -suite plain go test -json -vet=off -timeout 60m $(UNRACED)
+
+.PHONY: test-disk
+test-disk: ## Break the disk at each step of a change to kube-scheduler's manifest (no root needed).
+	@go run ./hack/testsum run -out $(DIST)/tests -suite disk go test -json -vet=off -run '$(UNRACED_TESTS)' ./internal/install/schedconf/host
 
 # Under the race detector, which has nothing to find in one goroutine, it makes a tenth
 # of the steps.
@@ -183,32 +235,52 @@ test-model: ## Compare a million random operations on the ledger with a recount 
 # the chart, the documents and the Dockerfile.
 .PHONY: test-lab-unit
 test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
-	@$(call testsum-lab,lab-unit) go test -json -vet=off -count=1 -timeout 30m ./cmd/... ./internal/... ./podfuzz/...
+	@$(call testsum-lab,lab-unit) go test -json -vet=off -count=1 -timeout 60m ./cmd/... ./internal/... ./podfuzz/...
 
 .PHONY: test-kubelet
 test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
 	@$(call testsum-lab,kubelet) go test -json -vet=off -timeout 20m ./devicemanager/...
 
-# One after the other: two labs side by side keep two processors so busy that each takes
-# twice as long, and that what kubelet and the tests wait for comes too late.
+# The tests are those of the newest minor; the program, its tests included, is compiled with the others.
+.PHONY: test-scheduler
+test-scheduler: $(BIN)/testsum ## Run the tests of divvy-scheduler in kube-scheduler's real framework, and compile it for each minor.
+	@for minor in k136 k135; do (cd scheduler/$$minor && CGO_ENABLED=0 go vet -trimpath . $(MODULE)/scheduler/internal/program $(MODULE)/scheduler/app) || exit 1; done
+	@cd scheduler && CGO_ENABLED=0 $(BIN)/testsum run -out $(DIST)/tests -suite scheduler go test -json -trimpath -vet=off -timeout 20m ./...
+
+# Control planes of their own, which need no root and leave the lab alone. They wait more
+# than they compute.
+PLANES := ./e2e/daemons ./e2e/node ./e2e/scheduling
+
+.PHONY: test-planes
+test-planes: $(BIN)/testsum ## Run the end-to-end tests on control planes of their own.
+	@cd lab && go run ./cmd/lab build
+	@export LONG='$(LONG)'; $(call testsum-lab,planes) go test -json -vet=off -tags e2e -count=1 -p 3 -timeout 30m -skip "$$LONG" $(PLANES)
+
+# All packages that are no control planes of their own. One after the other: two labs side
+# by side keep two processors so busy that each takes twice as long, and that what kubelet
+# and the tests wait for comes too late.
 .PHONY: test-e2e
-test-e2e: root e2e-programs ## Run the end-to-end tests on the lab and on control planes of their own, but not those of "make test-long".
-	@export LONG='$(LONG)'; $(call testsum-lab,e2e) go test -json -vet=off -tags e2e -count=1 -p 1 -timeout 60m -skip "$$LONG" ./e2e/...
+test-e2e: root e2e-programs ## Run the end-to-end tests on the lab, but not those of "make test-long".
+	@export LONG='$(LONG)'; $(call testsum-lab,e2e) go test -json -vet=off -tags e2e -count=1 -p 1 -timeout 60m -skip "$$LONG" \
+	  $$(go list -tags e2e ./e2e/... | grep -vxF -f <(go list -tags e2e $(PLANES)))
 
 .PHONY: test-long
 test-long: root lab-down e2e-programs ## Run the end-to-end tests that take minutes each: pages typed out, updates under load, removal, the demo of faults.
 	@export LONG='$(LONG)'; $(call testsum-lab,long) go test -json -vet=off -tags e2e -count=1 -p 1 -timeout 60m -run "$$LONG" ./e2e/...
 
 # Tests that take minutes each, and whose short forms other tests are.
-LONG = ^Test(Documents|RollingUpdate|DaemonCrash|RestartsUnderEveryKind|ManyGenerations|FinestUnit|Release|Faults|MemoryOveruse|MemoryLimitsStay|MPSStays)$$|^Test(Bystanders|DedicatedHandover|SlowVolume|HostileClients)$$|$\
+LONG = ^Test(Documents|RollingUpdate|DaemonCrash|RestartsUnderEveryKind|ManyGenerations|FinestUnit|Release|Faults|Overuse|MemoryOveruse|MemoryLimitsStay|MPSStays|DRA)$$|^Test(Bystanders|DedicatedHandover|SlowVolume|HostileClients)$$|$\
+  ^TestPlugin(SlowVolume|PatientGang|ReplicasRaceOn|OfOtherMinors)$$|$\
   ^Test(Upgrade|MakeDeploy|InstallFromPrivateRegistry|InstallFromArchives|Uninstall|UninstallDedicatedScheduler)$$|$\
-  ^TestRestarts$$/-(restarted|deleted|rolled)$$
+  ^TestRestarts$$/(-(restarted|deleted|rolled)|^scheduler-killed)$$|^TestCardBreaksUnderPods$$/^lost$$
 
-# What they run is built before, on all processors.
+# What they run is built before, on all processors: a test that compiles kube-scheduler beside
+# others would need minutes.
 .PHONY: e2e-programs
 e2e-programs: root $(BIN)/testsum
-	@cd lab && go run ./cmd/lab build && go test -c -tags e2e -o /dev/null ./e2e/...
+	@cd lab && go run ./cmd/lab build
 	@$(MAKE) build
+	@cd scheduler && CGO_ENABLED=0 go build -buildvcs=false -trimpath ./...
 
 # testsum runs in lab/, where the tests of the lab's module are.
 testsum-lab = cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
@@ -234,14 +306,19 @@ test-gpu: ## Test on this machine's NVIDIA GPUs; exit code 3 of bin/gpu-test: th
 bench: ## Run the benchmarks: the core, preferred allocation, the extender's and the webhooks' calls.
 	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/core/... ./internal/scheduler/extender/... ./internal/pool/admission/... ./internal/pool
 
-# BENCH_ARGS are its flags, such as "-nodes 1000 -rounds 5".
+# BENCH_ARGS are its flags, such as "-nodes 1000 -scenario throughput".
 .PHONY: bench-scheduler
-bench-scheduler: ## Measure kube-scheduler's pods per second with Divvy and without, on simulated nodes.
+bench-scheduler: ## Measure kube-scheduler without Divvy, with the extender and with the plugin, on simulated nodes.
 	@cd lab && go run ./cmd/bench-scheduler $(BENCH_ARGS)
 
+# BENCH_ARGS are further flags of bench-scheduler.
+.PHONY: bench-dra
+bench-dra: ## Measure pods with ResourceClaims per second, and how they are packed, with kube-scheduler and with divvy-scheduler.
+	@cd lab && go run ./cmd/bench-scheduler -scenario claims -nodes 1000 -pods 1000 -policy binpack -rounds 3 $(BENCH_ARGS)
+
 .PHONY: failover
-failover: ## End the extender that leads five times, by force and in order, while 600 pods are scheduled.
-	@cd lab && FAILOVER_ROUNDS=5 go test -tags e2e -count=1 -v -run '^TestFailover$$' ./e2e/scheduling
+failover: ## End the extender, then divvy-scheduler, that leads several times, by force and in order, while pods are scheduled.
+	@cd lab && FAILOVER_ROUNDS=6 go test -tags e2e -count=1 -v -timeout 30m -run '^Test(Plugin)?Failover$$' ./e2e/scheduling
 
 .PHONY: bystanders
 bystanders: ## Measure how long pods that request no accelerator wait while no extender leads, beside a cluster without Divvy.
@@ -254,12 +331,13 @@ abuse: root ## Attack every port that is open to pods, and print the programs' m
 
 # TRACE is a directory with the public trace and published.csv, see docs/performance.md;
 # WORKLOADS are some of its lists of pods, such as default,cpu250, and SHUFFLES how many
-# orders of arrival are tried.
+# orders of arrival are tried. SAMPLE=1 shows a policy only the nodes that kube-scheduler would.
 TRACE     ?=
 WORKLOADS ?= all
 SHUFFLES  ?= 10
+SAMPLE    ?=
 trace-given = [ -n '$(TRACE)' ] || { echo 'TRACE=DIR is needed: a directory with the public trace and published.csv, see docs/performance.md' >&2; exit 2; }
-packing     = cd lab && go run ./cmd/packing -trace '$(abspath $(TRACE))' -workload '$(WORKLOADS)' -shuffles '$(SHUFFLES)'
+packing     = cd lab && go run ./cmd/packing -trace '$(abspath $(TRACE))' -workload '$(WORKLOADS)' -shuffles '$(SHUFFLES)' $(if $(SAMPLE),-sample)
 
 .PHONY: simulate-published
 simulate-published: ## Compare the baselines of the simulation with what was published of them: TRACE=DIR.
@@ -313,8 +391,8 @@ verify-chart: $(HELM) ## Check the chart: helm lint, schema, and the configurati
 # Images for another architecture than this machine's need a C compiler for it, which is
 # installed on Debian and its relatives; this needs root.
 .PHONY: images
-images: ## Build the container images into dist/images, without docker; ARCHES=amd64,arm64 for both.
-	@cd lab && go run ./cmd/release images $(if $(ARCHES),--arch $(ARCHES)) --images $(DIST)/images --version '$(VERSION)' --commit '$(COMMIT)'
+images: ## Build the container images into dist/images, without docker; ARCHES=amd64,arm64 for both, SCHEDULERS=1 for divvy-scheduler too.
+	@cd lab && go run ./cmd/release images $(if $(ARCHES),--arch $(ARCHES)) $(if $(SCHEDULERS),--schedulers) --images $(DIST)/images --version '$(VERSION)' --commit '$(COMMIT)'
 
 # "make -j images push" builds first.
 .PHONY: push
@@ -323,6 +401,7 @@ push: $(filter images,$(MAKECMDGOALS)) ## Push the images of "make images" to IM
 
 .PHONY: release
 release: ARCHES := $(or $(ARCHES),$(both))
+release: SCHEDULERS := 1
 release: images $(HELM) ## Make a release in dist/release: manifests, chart, kustomize bases, kubectl-divvy; images.
 	@cd lab && go run ./cmd/release files --helm $(HELM) --images $(DIST)/images --pins $(DIST)/pins.txt --out $(DIST)/release --version '$(VERSION)' --commit '$(COMMIT)'
 
@@ -403,6 +482,10 @@ soak: root ## Create and delete pods at random with restarts in between, then co
 .PHONY: soak-limits
 soak-limits: root ## Let pods try for more than their limits with restarts in between, and compare limits, use and tiers all the time.
 	@cd lab && go run ./cmd/soak --limits
+
+.PHONY: soak-dra
+soak-dra: root ## Let pods with units and pods with ResourceClaims come and go on one node with restarts in between, and compare all records all the time.
+	@cd lab && go run ./cmd/soak --claims
 
 .PHONY: root
 root:

@@ -306,6 +306,7 @@ func TestExamplesAskForWhatTheValuesOffer(t *testing.T) {
 		}
 		mixed = mixed || values.Node.Vendors.NVIDIA.MIGStrategy == "mixed"
 	}
+	files("examples/dra/*.yaml") // a class is every vendor's, whatever the values
 	for _, f := range files("examples/*.yaml") {
 		asked := asks.FindAllStringSubmatch(read(t, strings.TrimPrefix(f, root+"/")), -1)
 		if len(asked) == 0 {

@@ -1,5 +1,6 @@
 // kubectl-divvy is what a person uses: "kubectl divvy inspect" shows which pods
 // hold how much of which device, "kubectl divvy why" why a pod waits, "kubectl divvy
+// ui" both on a page, "kubectl divvy
 // doctor" what is wrong with the installation, "kubectl divvy device" takes devices out of service and puts them
 // back, "kubectl divvy pool" brings in and checks the token of a remote
 // pool, "kubectl divvy simulate" compares placement policies on a workload,

@@ -43,10 +43,18 @@ const (
 // helm is the program that `make verify-chart` uses.
 var helm = charttest.Helm
 
+// renderings are what helm made of arguments that name no file of a test's own: half of the
+// tests look at every file of values.
+var renderings = map[string][]byte{}
+
 // rendered returns the text of all objects with values that are set as helm's
-// command line sets them.
+// command line sets them. It must not be changed.
 func rendered(t *testing.T, set ...string) []byte {
 	t.Helper()
+	key := strings.Join(set, "\n")
+	if text, ok := renderings[key]; ok {
+		return text
+	}
 	program, err := helm()
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +62,9 @@ func rendered(t *testing.T, set ...string) []byte {
 	text, err := template(t.Context(), program, chartDir, set)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !strings.Contains(key, os.TempDir()) {
+		renderings[key] = text
 	}
 	return text
 }
@@ -197,6 +208,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"node.tolerations":                      `[]`,
 		"node.affinity":                         `{"podAffinity":{}}`,
 		"node.injection":                        `"cdi"`,
+		"node.allocationPath":                   `"dra"`,
+		"deviceClasses.extendedResourceNames":   `{"gcu.enflame.divvy.dev":"enflame.com/gcu"}`,
 		"node.vendors":                          `{"enflame":{"deviceIDs":"index"}}`,
 		"node.labels":                           `"none"`,
 		"node.configs":                          `{"a":{"logLevel":"debug"}}`,
@@ -220,6 +233,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"extender.tls.listenAddress":            `"127.0.0.1"`,
 		"extender.tls.overlap":                  `"1h"`,
 		"scheduler.mode":                        `"dedicated"`,
+		"scheduler.form":                        `"extender"`,
+		"scheduler.minor":                       `"1.36"`,
 		"scheduler.profile":                     `{"percentageOfNodesToScore":50}`,
 		"scheduler.webhook.failurePolicy":       `"Ignore"`,
 		"scheduler.nodeSelector":                `{"a":"b"}`,
@@ -288,13 +303,18 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"uninstall.moreResources":               `["acme.com/x"]`,
 		"uninstall.resources":                   `{"limits":{"cpu":"7"}}`,
 	}
-	basis := map[string][]string{"scheduler.": {"--set", "scheduler.mode=dedicated"},
-		"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
+	plugin := []string{"--set", "scheduler.mode=dedicated,scheduler.form=plugin", "--set-json", `scheduler.minor="1.35"`}
+	basis := map[string][]string{"scheduler.": {"--set", "scheduler.mode=dedicated,scheduler.form=extender"},
+		"scheduler.form": {"--set", "scheduler.mode=dedicated"}, "scheduler.minor": plugin,
+		"scheduler.pluginImage.": plugin,
+		"node.gpuOperator.":      {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
 		"metrics.serviceMonitor.": {"--set", "metrics.serviceMonitor.enabled=true"},
 		"metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
 		"metrics.dashboard.":      {"--set", "metrics.dashboard.enabled=true"},
 		"node.usage.":             {"--set", "node.usage.enabled=true"},
 		"node.mps.":               cooperative,
+		"deviceClasses.":          claims,
+		"claims.":                 claims,
 		"extender.eviction.":      {"--set", evicting},
 		"networkPolicy.":          {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
 		"extender.eviction.enabled": {"--set", "node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0"},
@@ -326,10 +346,10 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 			}
 		}
 		var base []string
-		for prefix, set := range basis {
+		for _, prefix := range slices.Sorted(maps.Keys(basis)) { // the longest last
 			if strings.HasPrefix(path, prefix) && path != "scheduler.mode" &&
 				(path != prefix+"enabled" || prefix == "podDisruptionBudget.") {
-				base = set
+				base = basis[prefix]
 			}
 		}
 		key := strings.Join(base, " ")
@@ -423,6 +443,7 @@ func TestEveryVolumeIsMounted(t *testing.T) {
 	cases["everything"] = []string{"--set", "node.gpuOperator.enabled=true,node.ixConfigMap=ix-config,node.existingConfigMap=mine"}
 	cases["pool"] = []string{"--set", "pool.enabled=true,pool.existingCatalog=mine"}
 	cases["no logs"] = []string{"--set", "node.logDir=,extender.logDir="}
+	cases["claims"] = claims
 	for name, set := range cases {
 		for owner, spec := range podSpecs(objects(t, rendered(t, set...))) {
 			volumes, mounts := map[string]bool{}, map[string]bool{}
@@ -453,14 +474,14 @@ func TestEveryVolumeIsMounted(t *testing.T) {
 func TestEveryObjectIsInTheReleasesNamespace(t *testing.T) {
 	for _, o := range objects(t,
 		rendered(t, "--namespace", "elsewhere", "--set", "extender.replicas=2,pool.enabled=true,pool.namespace=gpus",
-			"--set", "node.configs.a.logLevel=debug")) {
+			"--set", "node.configs.a.allocationPath=dra")) {
 		object, err := meta.Accessor(o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		kind := o.GetObjectKind().GroupVersionKind().Kind
 		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy") ||
-			strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Namespace" || kind == "FlowSchema"
+			strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Namespace" || kind == "FlowSchema" || kind == "DeviceClass"
 		want := "elsewhere"
 		switch {
 		case object.GetLabels()["app.kubernetes.io/name"] == "bitfusion-webhook":

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	schedulerv1 "k8s.io/kube-scheduler/config/v1"
 
 	"github.com/divvy-gpu/divvy/internal/app/extender"
+	"github.com/divvy-gpu/divvy/internal/app/scheduler"
 )
 
 // dedicated is the chart with a scheduler of its own, and what is set besides.
@@ -44,7 +46,7 @@ func TestSchedulerAcceptsItsConfiguration(t *testing.T) {
 	}
 	strict := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	all := dedicated(t, "--values", root+"/examples/values/mixed.yaml",
-		"--set", "scheduler.name=cards,scheduler.profile.percentageOfNodesToScore=50")
+		"--set", "scheduler.form=extender,scheduler.name=cards,scheduler.profile.percentageOfNodesToScore=50")
 	object, _, err := strict.Decode([]byte(one[*corev1.ConfigMap](t, all, "divvy-scheduler").Data["config.yaml"]), nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -97,11 +99,11 @@ func TestExtenderUnderstandsItsFlags(t *testing.T) {
 				"extender.tls.listenAddress=10.0.0.1"}, false},
 		"elected": {"divvy-extender", []string{"--set", "extender.replicas=2"}, true},
 		"dedicated": {"divvy-scheduler",
-			[]string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x," +
+			[]string{"--set", "scheduler.mode=dedicated,scheduler.form=extender,extender.replicas=2,extender.logDir=/var/log/x," +
 				"extender.allowBindFrom={10.0.0.0/8}"}, true},
 		"dedicated, one replica": {"divvy-scheduler",
-			[]string{"--set", "scheduler.mode=dedicated,scheduler.replicas=1,extender.replicas=1,extender.leaseDuration=7s," +
-				"extender.maxBindDelay=20m"}, true},
+			[]string{"--set", "scheduler.mode=dedicated,scheduler.form=extender,scheduler.replicas=1,extender.replicas=1," +
+				"extender.leaseDuration=7s,extender.maxBindDelay=20m"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := container(t, one[*appsv1.Deployment](t, objects(t, rendered(t, tt.set...)), tt.deployment).Spec.Template.Spec,
@@ -126,6 +128,30 @@ func TestExtenderUnderstandsItsFlags(t *testing.T) {
 				t.Errorf("options beside a scheduler %+v", o)
 			}
 		})
+	}
+}
+
+// TestPluginUnderstandsItsFlags: those of Divvy, then those of kube-scheduler.
+func TestPluginUnderstandsItsFlags(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "divvy-system")
+	t.Setenv("POD_NAME", "divvy-scheduler-x")
+	all := dedicated(t, "--set-json", `scheduler={"mode":"dedicated","form":"plugin","minor":"1.36"}`)
+	c := container(t, one[*appsv1.Deployment](t, all, "divvy-scheduler").Spec.Template.Spec, "scheduler")
+	o := scheduler.DefaultOptions()
+	fs := pflag.NewFlagSet("scheduler", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	if err := fs.Parse(c.Args); err != nil {
+		t.Fatalf("%v: %v", c.Args, err)
+	}
+	if err := o.Validate(); err != nil {
+		t.Error(err)
+	}
+	mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == path.Dir(o.Config) })
+	if !mounted || !o.Election.Enabled || o.TLS.MutatingConfig != "divvy-scheduler" {
+		t.Errorf("options %+v, mounts %+v", o, c.VolumeMounts)
+	}
+	if want := []string{"--authentication-skip-lookup=true"}; !slices.Equal(fs.Args(), want) {
+		t.Errorf("flags of kube-scheduler %q, want %q", fs.Args(), want)
 	}
 }
 
@@ -213,9 +239,99 @@ func TestSchedulerIsTheClustersVersion(t *testing.T) {
 		}
 	}
 	c := container(t, one[*appsv1.Deployment](t,
-		dedicated(t, "--set", "scheduler.image.registry=example.com/mirror,scheduler.image.tag=v1.31.0"),
+		dedicated(t, "--set", "scheduler.form=extender,scheduler.image.registry=example.com/mirror,scheduler.image.tag=v1.31.0"),
 		"divvy-scheduler").Spec.Template.Spec, "kube-scheduler")
 	if c.Image != "example.com/mirror/kube-scheduler:v1.31.0" {
 		t.Errorf("image %s", c.Image)
+	}
+}
+
+// TestFormOfTheScheduler: which program the pods run, by the cluster's version.
+func TestFormOfTheScheduler(t *testing.T) {
+	program, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const own, other = "ghcr.io/divvy-gpu/divvy-scheduler-", "registry.k8s.io/kube-scheduler:"
+	for name, tt := range map[string]struct{ version, set, image, fails string }{
+		"the default":                 {version: "v1.36.2", image: own + "1.36:"},
+		"the default, before them":    {version: "v1.34.9", image: other + "v1.34.9"},
+		"extender":                    {version: "v1.36.2", set: "form=extender", image: other + "v1.36.2"},
+		"auto, the oldest":            {version: "v1.35.4-gke.1348000", set: "form=auto", image: own + "1.35:"},
+		"auto, the newest":            {version: "v1.37.1+k3s1", set: "form=auto", image: own + "1.37:"},
+		"auto, one after the newest":  {version: "v1.38.0", set: "form=auto", image: own + "1.37:"},
+		"auto, two after the newest":  {version: "v1.39.0", set: "form=auto", image: other + "v1.39.0"},
+		"auto, one before the oldest": {version: "v1.34.9", set: "form=auto", image: other + "v1.34.9"},
+		"auto, another minor":         {version: "v1.37.1", set: "form=auto,scheduler.minor=1.36", image: own + "1.36:"},
+		"plugin":                      {version: "v1.36.2", set: "form=plugin", image: own + "1.36:"},
+		"plugin, of no version": {version: "v1.34.2", set: "form=plugin",
+			fails: "there is no divvy-scheduler for Kubernetes v1.34.2"},
+		"plugin, of no version, but named": {version: "v1.34.2", set: "form=plugin,scheduler.minor=1.35", image: own + "1.35:"},
+		"a mirror": {version: "v1.36.2", set: "form=plugin,scheduler.pluginImage.repository=mirror/s,scheduler.pluginImage.tag=v9",
+			image: "ghcr.io/divvy-gpu/mirror/s-1.36:v9"},
+		"a minor that is not built": {version: "v1.36.2", set: "form=plugin,scheduler.minor=1.34", fails: "/scheduler/minor"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"template", "divvy", chartDir, "--namespace", "divvy-system", "--kube-version", tt.version,
+				"--set", "scheduler.mode=dedicated"}
+			if tt.set != "" {
+				args = append(args, "--set-string", "scheduler."+tt.set)
+			}
+			text, err := output(t.Context(), program, args...)
+			if tt.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.fails) {
+					t.Fatalf("%v, want an error with %q", err, tt.fails)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := objects(t, text)
+			spec := one[*appsv1.Deployment](t, all, "divvy-scheduler").Spec.Template.Spec
+			config := one[*corev1.ConfigMap](t, all, "divvy-scheduler").Data["config.yaml"]
+			if inside := strings.HasPrefix(tt.image, other); inside != strings.Contains(config, "extenders:") {
+				t.Errorf("%s runs with the configuration\n%s", tt.image, config)
+			}
+			if last := spec.Containers[len(spec.Containers)-1]; !strings.HasPrefix(last.Image, tt.image) {
+				t.Errorf("image %s, want %s", last.Image, tt.image)
+			}
+		})
+	}
+}
+
+// TestPluginsProfile: the values' profile is kept, and the plugin is where it must be.
+func TestPluginsProfile(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := schedulerv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	all := dedicated(t, "--set", "scheduler.form=plugin,scheduler.minor=1.36,extender.policy=fragmentation,"+
+		"scheduler.profile.percentageOfNodesToScore=50,scheduler.profile.plugins.multiPoint.enabled[0].name=Other,"+
+		"scheduler.profile.plugins.score.disabled[0].name=ImageLocality")
+	strict := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	object, _, err := strict.Decode([]byte(one[*corev1.ConfigMap](t, all, "divvy-scheduler").Data["config.yaml"]), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, ok := object.(*schedulerv1.KubeSchedulerConfiguration)
+	if !ok || len(config.Profiles) != 1 {
+		t.Fatalf("it is %+v", object)
+	}
+	if l := config.LeaderElection.LeaderElect; l == nil || *l {
+		t.Error("kube-scheduler elects a leader beside the program's own election")
+	}
+	weight := int32(200)
+	want := schedulerv1.Plugins{
+		MultiPoint: schedulerv1.PluginSet{Enabled: []schedulerv1.Plugin{{Name: "Divvy", Weight: &weight}, {Name: "Other"}}},
+		PostFilter: schedulerv1.PluginSet{
+			Enabled:  []schedulerv1.Plugin{{Name: "Divvy"}, {Name: "DynamicResources"}, {Name: "DefaultPreemption"}},
+			Disabled: []schedulerv1.Plugin{{Name: "*"}}},
+		Bind: schedulerv1.PluginSet{Enabled: []schedulerv1.Plugin{{Name: "Divvy"}, {Name: "DefaultBinder"}},
+			Disabled: []schedulerv1.Plugin{{Name: "*"}}},
+		Score: schedulerv1.PluginSet{Disabled: []schedulerv1.Plugin{{Name: "ImageLocality"}}},
+	}
+	if diff := cmp.Diff(&want, config.Profiles[0].Plugins); diff != "" || *config.Profiles[0].PercentageOfNodesToScore != 50 {
+		t.Errorf("profile (-want +got):\n%s", diff)
 	}
 }

@@ -33,6 +33,9 @@ func main() {
 // kubeVersion is what the chart is rendered for.
 const kubeVersion = "1.37.1"
 
+// reviewed enables reviews of claims, with what it requires.
+const reviewed = "node.allocationPath=dra,claims.admission.enabled=true"
+
 // evicting enables eviction, with what it requires.
 const evicting = "node.usage.enabled=true,node.usage.overuse.contextAllowanceMiB.enflame=0,extender.eviction.enabled=true"
 
@@ -65,6 +68,11 @@ var good = []struct {
 	{
 		name: "injection by CDI", set: []string{"--set", "node.injection=cdi"},
 		want: []string{"injection: cdi", "path: /var/run/cdi"},
+	},
+	{
+		name: "in place of kube-scheduler", set: []string{"--set", "scheduler.mode=replace,node.allocationPath=dra"},
+		want: []string{"--replace-image=ghcr.io/divvy-gpu/divvy-scheduler-MINOR:", "--replace-flag=--policy=binpack", "--reports-only",
+			"'system:kube-scheduler'"},
 	},
 	{
 		name: "no log files", set: []string{"--set", "node.logDir=,extender.logDir="},
@@ -178,6 +186,40 @@ var good = []struct {
 		want: []string{"path: /data/kubelet/device-plugins", "kubeletDir: /var/lib/kubelet"},
 	},
 	{
+		name: "claims", set: []string{"--set", `node.allocationPath=dra,node.kubeletDir=/data/kubelet/,` +
+			`deviceClasses.extendedResourceNames.gcu\.enflame\.divvy\.dev=enflame.com/gcu`},
+		want: []string{"allocationPath: dra", "kubeletDir: /data/kubelet\n", "mountPath: /data/kubelet/plugins\n",
+			"path: /data/kubelet/plugins_registry\n", "mountPath: /data/kubelet/device-plugins\n", "resources: [resourceslices]",
+			"name: divvy-node-slices", "name: gcu.enflame.divvy.dev",
+			"expression: device.driver == 'enflame.divvy.dev' && device.attributes['enflame.divvy.dev'].type == 'gcu'\n" +
+				"  extendedResourceName: enflame.com/gcu\n"},
+	},
+	{
+		name: "claims on some nodes", set: []string{"--set", "node.configs.moved.allocationPath=dra", "--set-json",
+			`sharedResources=[{"name":"iluvatar.com/gpu","vendor":"iluvatar","mode":"exclusive"}]`},
+		want: []string{"allocationPath: dra", "mountPath: /var/lib/kubelet/plugins\n", "name: divvy-node-slices",
+			"expression: device.driver == 'iluvatar.divvy.dev' && device.attributes['iluvatar.divvy.dev'].type != 'slots' && " +
+				"device.attributes['iluvatar.divvy.dev'].wholeBoard\n"},
+	},
+	{
+		name: "claims beside units", set: []string{"--set", "node.allocationPath=both", "--set-json", `sharedResources=[` +
+			`{"name":"enflame.com/gcu-memory","vendor":"enflame","mode":"memory","devices":{"indexes":[0]}},` +
+			`{"name":"enflame.com/claims","vendor":"enflame","mode":"memory","allocationPath":"dra","allocation":"packed",` +
+			`"devices":{"except":{"indexes":[0]}}}]`},
+		want: []string{"allocationPath: both", "allocationPath: dra", "allocation: packed", "mountPath: /var/lib/kubelet/plugins\n"},
+	},
+	{
+		name: "reviews of claims", set: []string{"--set", reviewed, "--set-json", `sharedResources=[` +
+			`{"name":"enflame.com/gcu-memory","vendor":"enflame"},{"name":"nvidia.com/gpu-memory","vendor":"nvidia","memoryUnit":"0.1"}]`},
+		want: []string{"- --claim-units=enflame.com/gcu-memory=enflame:1,nvidia.com/gpu-memory=nvidia:0.1\n",
+			"- --mutating-config=divvy-claims\n", "name: units.divvy.dev", "name: claims.divvy.dev", "name: pods.claims.divvy.dev",
+			"['enflame.com/gcu-memory', 'nvidia.com/gpu-memory'].exists", "resources: [resourceclaimtemplates]"},
+	},
+	{
+		name: "nodes that return to the plugin", set: []string{"--set", "node.configs.default.allocationPath=plugin"},
+		want: []string{"mountPath: /var/lib/kubelet/plugins\n", "resources: [resourceclaims]"},
+	},
+	{
 		name: "a remote pool beside cards", set: []string{"--set", "pool.enabled=true,pool.totalGPUMemory=16000"},
 		want: []string{
 			"--resources=enflame.com/gcu-memory", "--total-gpu-memory=16000", "--units=1000", "name: bwki-webhook-svc",
@@ -230,6 +272,35 @@ var bad = []struct {
 	{"misspelt key", []string{"--set", "memroyUnit=1"}, "memroyUnit"},
 	{"misspelt inner key", []string{"--set", "node.injektion=cdi"}, "injektion"},
 	{"unknown injection", []string{"--set", "node.injection=magic"}, "injection"},
+	{"unknown path", []string{"--set", "node.allocationPath=claims"}, "allocationPath"},
+	{"claims beside a dedicated scheduler", []string{"--set", "node.allocationPath=dra,scheduler.mode=dedicated"},
+		"allocationPath dra and scheduler.mode dedicated exclude each other"},
+	{"in place of an old kube-scheduler", []string{"--set", "scheduler.mode=replace", "--kube-version", "1.34.2"},
+		"scheduler.mode=replace: there is no divvy-scheduler for Kubernetes v1.34.2"},
+	{"claims before 1.34", []string{"--set", "node.allocationPath=dra", "--kube-version", "1.33.4"},
+		"allocationPath dra requires Kubernetes 1.34, and the cluster has v1.33.4"},
+	{"a class that does not exist", []string{"--set",
+		`node.allocationPath=dra,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/gpu`},
+		"there is no class gpu.nvidia.divvy.dev; the classes are drs.enflame.divvy.dev, gcu.enflame.divvy.dev, gcu-slots.enflame"},
+	{"a class for units of memory", []string{"--set",
+		`node.allocationPath=dra,deviceClasses.extendedResourceNames.gcu\.enflame\.divvy\.dev=enflame.com/gcu-memory`},
+		"enflame.com/gcu-memory counts units of memory"},
+	{"two classes for one resource", []string{"--set", `node.allocationPath=dra,deviceClasses.extendedResourceNames.` +
+		`gcu\.enflame\.divvy\.dev=a.example/b,deviceClasses.extendedResourceNames.drs\.enflame\.divvy\.dev=a.example/b`},
+		"drs.enflame.divvy.dev and gcu.enflame.divvy.dev both have a.example/b"},
+	{"reviews without claims", []string{"--set", "claims.admission.enabled=true"},
+		"no node has allocationPath dra, so there are no claims"},
+	{"reviews of claims before 1.36", []string{"--set", reviewed, "--kube-version", "1.35.2"},
+		"claims.admission.enabled requires Kubernetes 1.36"},
+	{"reviews without an extender", []string{"--set", reviewed, "--set-json",
+		`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive"}]`}, "there is no resource of mode memory"},
+	{"claims of a part of each device", []string{"--set", reviewed + ",memoryUnit=1/6"},
+		"enflame.com/gcu-memory has memoryUnit 1/6, a part of each device"},
+	{"claims of two sizes of a unit", []string{"--set", reviewed, "--set-json",
+		`node.configs.fine.resources=[{"name":"enflame.com/gcu-memory","vendor":"enflame","memoryUnit":"0.1"}]`},
+		"enflame.com/gcu-memory differs between sharedResources and node.configs"},
+	{"a class without claims", []string{"--set", `deviceClasses.extendedResourceNames.gcu\.enflame\.divvy\.dev=enflame.com/gcu`},
+		"no node has allocationPath dra"},
 	{"unknown policy", []string{"--set", "extender.policy=random"}, "policy"},
 	{"demand without a share", []string{"--set-json", `extender.demand=[{"units":8}]`}, "missing property 'share'"},
 	{"demand of which resource",

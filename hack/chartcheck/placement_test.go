@@ -59,7 +59,8 @@ func TestPlacement(t *testing.T) {
 			if expects := o.Placement.Policy == "fragmentation"; expects != (o.Placement.Demand != "") {
 				t.Errorf("the policy is %s, the demand %q", o.Placement.Policy, o.Placement.Demand)
 			}
-			config := one[*corev1.ConfigMap](t, dedicated(t, tt.set...), "divvy-scheduler").Data["config.yaml"]
+			own := dedicated(t, slices.Concat(tt.set, []string{"--set", "scheduler.form=extender"})...)
+			config := one[*corev1.ConfigMap](t, own, "divvy-scheduler").Data["config.yaml"]
 			if want := "\n  weight: " + strconv.Itoa(tt.weight) + "\n"; !strings.Contains(config, want) {
 				t.Errorf("Divvy's own scheduler lacks %q:\n%s", want, config)
 			}

@@ -241,7 +241,7 @@ func TestBadValuesAreToldInASentence(t *testing.T) {
 		{`extender.policy="pack"`, "at '/extender/policy': value must be one of 'binpack', 'spread', 'fragmentation'"},
 		{`extender.allowBindFrom="10.0.0.0/8"`, "at '/extender/allowBindFrom': got string, want array"},
 		{`extender.runAsUser="root"`, "at '/extender/runAsUser': got string, want null or integer"},
-		{`scheduler.mode="managed"`, "at '/scheduler/mode': value must be one of 'extender', 'dedicated', 'none'"},
+		{`scheduler.mode="managed"`, "at '/scheduler/mode': value must be one of 'extender', 'replace', 'dedicated', 'none'"},
 		{`pool.namespace="Pool"`, "at '/pool/namespace': 'Pool' does not match pattern"},
 		{`pool.webhook.timeoutSeconds=60`, "at '/pool/webhook/timeoutSeconds': maximum: got 60, want 30"},
 		{`pool.node.units="1000"`, "at '/pool/node/units': got string, want integer"},

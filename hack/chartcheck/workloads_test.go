@@ -55,17 +55,23 @@ func workloads(all []runtime.Object) []workload {
 var cooperative = []string{"--set",
 	"sharedResources[0].name=nvidia.com/gpu-memory,sharedResources[0].vendor=nvidia,sharedResources[0].isolation=cooperative"}
 
+// claims are values with which nodes serve ResourceClaims.
+var claims = []string{"--set", "node.allocationPath=dra"}
+
 // everyPart are values with which each part of the chart is there in some of them.
 var everyPart = map[string][]string{
 	"defaults":                          nil,
 	"pool":                              {"--set", "pool.enabled=true"},
 	"pool only":                         {"--set", "pool.enabled=true", "--set-json", "sharedResources=[]"},
 	"dedicated":                         {"--set", "scheduler.mode=dedicated"},
+	"dedicated with the extender":       {"--set", "scheduler.mode=dedicated,scheduler.form=extender"},
 	"by hand":                           {"--set", "scheduler.mode=none"},
 	"operator":                          {"--set", "node.gpuOperator.enabled=true,node.ixConfigMap=ix-config"},
 	"replicas":                          {"--set", "extender.replicas=2,pool.enabled=true,extender.hostNetwork=false"},
 	"usage":                             {"--set", "node.usage.enabled=true"},
 	"cooperative":                       cooperative,
+	"claims":                            claims,
+	"reviews of claims":                 {"--set", reviewed},
 	"eviction":                          {"--set", evicting},
 	"eviction by a dedicated scheduler": {"--set", evicting + ",scheduler.mode=dedicated"},
 	"no logs":                           {"--set", "node.logDir=,extender.logDir="},

@@ -11,6 +11,7 @@ import (
 	appflags "github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/app/node"
 	"github.com/divvy-gpu/divvy/internal/app/plugin"
+	"github.com/divvy-gpu/divvy/internal/app/scheduler"
 )
 
 // everyFlag is in the text of commands all of whose flags have a variable.
@@ -19,7 +20,7 @@ const everyFlag = "Every flag can be given as an environment variable"
 // flags writes the commands of all programs.
 func flags(_ string, w *strings.Builder) error {
 	w.WriteString("Flags take precedence over environment variables, environment variables over defaults. `--help` prints the same.\n")
-	for _, root := range []*cobra.Command{node.Command("divvy-node"), control.Command(), plugin.Command()} {
+	for _, root := range []*cobra.Command{node.Command("divvy-node"), control.Command(), scheduler.Command("", nil), plugin.Command()} {
 		root.InitDefaultHelpCmd()
 		fmt.Fprintf(w, "\n## %s\n", root.DisplayName())
 		if !root.Runnable() {

@@ -27,6 +27,8 @@ var nameTable = []struct {
 			"a request to put devices into quarantine or to release them; divvy-node acts on it and removes it"},
 		{"divvy.dev/node-setup", "Node", "divvy-node", "how containers get NVIDIA's GPUs, why, and what an administrator should look at; " +
 			"[doctor.md](../doctor.md#node-setup)"},
+		{"divvy.dev/claim-drivers", "Node", "divvy-node", "how devices are published for ResourceClaims, and which are left out; " +
+			"[doctor.md](../doctor.md#claim-devices)"},
 		{"divvy.dev/memory-overuse", "Node", "divvy-node", "the pods that use more memory of a device than their allocation; only while " +
 			"there are some, [usage.md](../usage.md#overuse)"},
 		{"divvy.dev/ending", "Node", "divvy-node", "the pods that are gone while their containers still run, and what they hold; only " +
@@ -49,6 +51,8 @@ var nameTable = []struct {
 		{"divvy.dev/compute-percent", "Pod", "users", "the share of a device's multiprocessors for each container of the pod, 1 to 100, " +
 			"in place of its share of the memory; only on devices of isolation `cooperative`, [isolation.md](../isolation.md)"},
 		{"divvy.dev/placement-policy", "Pod", "users", "the placement policy for this pod; [devices.md](../devices.md#another-policy)"},
+		{"divvy.dev/units-as-claims", "Pod", "divvy-extender", "which units of which containers became which claim, JSON; the template " +
+			"of the claim is created from it, [dra.md](../dra.md#pods-that-request-units-of-memory)"},
 		{"divvy.dev/retry", "Pod", "divvy-extender", "when the extender made kube-scheduler look again at a pod that waits; the time is " +
 			"for people, [extender.md](../extender.md#pods-that-wait)"},
 		{"enflame.com/gcu-device-*", "Pod", "divvy-extender, divvy-node", "GCUShare's annotations: `id` and `memory` of the device, " +
@@ -57,6 +61,10 @@ var nameTable = []struct {
 			"digest of the configuration that the manifest names: kubelet restarts a static pod when the manifest changes"},
 		{"divvy.dev/scheduler-config-before", "the static pod of kube-scheduler", "divvy-control schedconf",
 			"the flags that others were put in the place of, a JSON list"},
+		{"divvy.dev/scheduler-replaced", "the static pod of divvy-scheduler", "divvy-control schedconf",
+			"the fields of kube-scheduler's container that were replaced; [replacing-kube-scheduler.md](../replacing-kube-scheduler.md)"},
+		{"divvy.dev/scheduler-program-hash", "the static pod of divvy-scheduler", "divvy-control schedconf",
+			"digest of its image and flags"},
 		{"divvy.dev/scheduler-rolled-back", "Lease `divvy-schedconf`", "divvy-control schedconf",
 			"which change of a kube-scheduler a node took back, for the other nodes; JSON"},
 		{"divvy.dev/rotate", "Secret of certificates", "an administrator", "`cert ...` or `ca ...`: make a new one now"},
@@ -67,6 +75,12 @@ var nameTable = []struct {
 		{"auto-management/status", "Pod", "divvy-control webhook", "`injected` once the pod is converted"},
 		{"bitfusion-client/*", "Pod", "users", "`os`, `version`, `filter`, `entrypoint` and `home` of the pool's client; " +
 			"[pool.md](../pool.md)"},
+	}},
+	{"Taints", []name{
+		{"divvy.dev/unhealthy", "Device of a ResourceSlice", "divvy-node", "the device is unhealthy; the value is the cause, " +
+			"[dra.md](../dra.md)"},
+		{"divvy.dev/in-use-by-plugin", "Device of a ResourceSlice", "divvy-node",
+			"containers still hold units or the device as the device plugin gave them"},
 	}},
 	{"Labels", []name{
 		{"divvy.dev/enabled", "Node", "an administrator", "`true`: divvy-node runs there; `false`: it does not, whatever other labels say"},
@@ -90,12 +104,18 @@ var nameTable = []struct {
 			"[labels.md](../labels.md)"},
 		{"divvy.dev/pool", "Namespace; Pod", "an administrator; divvy-control webhook",
 			"of a namespace, `allowed`: its pods may use the remote pool; of a pod, `true`: it was converted"},
+		{"divvy.dev/allocation-path", "Node", "divvy-node", "`dra` or `both` on nodes that serve ResourceClaims; [dra.md](../dra.md)"},
+		{"divvy.dev/memory-units", "Namespace; Pod, ResourceClaimTemplate", "an administrator; divvy-extender",
+			"`claims`: of a namespace, new pods get claims in place of units of memory; of a pod, it did; of a template, it is " +
+				"of such claims"},
 		{"divvy.dev/managed-by", "Secret", "divvy-control webhook", "`divvy-pool`: a copy that Divvy keeps"},
 		{"divvy.dev/pool-import", "Secret", "kubectl divvy pool import", "`true`: made by the import"},
 	}},
 	{"Conditions", []name{
 		{"divvy.dev/TookTheLead", "Pod of the extender", "divvy-extender", "which replica leads, and since when: a new leader reads pods " +
 			"at least as new as the write of this condition before it answers; [extender.md](../extender.md)"},
+		{"divvy.dev/Waits", "Pod", "divvy-extender", "why the pod waits where kube-scheduler's sums hide it; there until the pod has a " +
+			"node, [why.md](../why.md#the-condition-of-the-pod)"},
 		{"DivvyMemoryOveruse", "Node", "divvy-node", "whether a container uses more memory of a device than its allocation; there while " +
 			"use is measured, [usage.md](../usage.md#overuse)"},
 		{"DivvyIsolationLost", "Node", "divvy-node", "whether the configured isolation does not hold on a device; there while a " +

@@ -31,7 +31,10 @@ type counts struct {
 	Error string `json:"error,omitempty"`
 	// Seconds is how long the command took.
 	Seconds float64 `json:"seconds"`
-	Passed  int     `json:"passed"`
+	// CPUSeconds is how much processor time it took, without daemons that it left running. Two
+	// suites of one command share it.
+	CPUSeconds float64 `json:"cpuSeconds"`
+	Passed     int     `json:"passed"`
 	// Failed and Skipped name tests and say why.
 	Failed  []outcome `json:"failed"`
 	Skipped []outcome `json:"skipped"`

@@ -27,7 +27,7 @@ func report(dir string, suites []string, out io.Writer) error {
 		width = max(width, len(name))
 	}
 	line := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
-	line("%-*s  %7s  %7s  %7s  %8s", width, "suite", "passed", "failed", "skipped", "time")
+	line("%-*s  %7s  %7s  %7s  %8s  %8s", width, "suite", "passed", "failed", "skipped", "time", "CPU time")
 	for _, name := range suites {
 		c, err := read(file(dir, name))
 		switch {
@@ -38,7 +38,8 @@ func report(dir string, suites []string, out io.Writer) error {
 		case err != nil:
 			return err
 		}
-		line("%-*s  %7d  %7d  %7d  %8s", width, name, c.Passed, len(c.Failed), len(c.Skipped), seconds(c.Seconds))
+		line("%-*s  %7d  %7d  %7d  %8s  %8s", width, name, c.Passed, len(c.Failed), len(c.Skipped),
+			seconds(c.Seconds), seconds(c.CPUSeconds))
 		passed += c.Passed
 		failed += len(c.Failed)
 		skipped = append(skipped, c.Skipped...)

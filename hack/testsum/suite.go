@@ -38,11 +38,16 @@ func runSuite(ctx context.Context, dir, suite, seeds string, command []string, o
 	rec := newRecorder(out, modulePath(ctx))
 	started := time.Now()
 	cmdErr := pipe(ctx, command, rec)
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_CHILDREN, &usage); err != nil {
+		return fmt.Errorf("get the processor time of the suite: %w", err)
+	}
 	tests, fuzz := rec.split(seeds != "")
 	tests.Suite, fuzz.Suite = suite, seeds
 	for i, c := range []*counts{&tests, &fuzz} {
 		c.Command = command
 		c.Seconds = time.Since(started).Seconds()
+		c.CPUSeconds = float64(usage.Utime.Nano()+usage.Stime.Nano()) / 1e9
 		c.Race = slices.Contains(command, "-race")
 		if cmdErr != nil && len(tests.Failed)+len(fuzz.Failed) == 0 {
 			c.Error = cmdErr.Error()

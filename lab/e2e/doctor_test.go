@@ -64,17 +64,39 @@ func well(ctx context.Context) error {
 	})
 }
 
+// sign is a finding of the doctor.
+type sign struct {
+	check, object, problem string
+	// remedy is a part of what the doctor says to do.
+	remedy string
+}
+
+// in returns nil if the sign is among findings, with its remedy.
+func (s *sign) in(findings []doctor.Finding) error {
+	found := slices.IndexFunc(findings, func(f doctor.Finding) bool {
+		return f.Check == s.check && strings.Contains(f.Object, s.object) && strings.Contains(f.Problem, s.problem)
+	})
+	if found < 0 {
+		return fmt.Errorf("findings %+v, want %q", findings, s.problem)
+	}
+	if f := findings[found]; !strings.Contains(f.Remedy+strings.Join(f.Commands, " "), s.remedy) {
+		return fmt.Errorf("the remedy is %q, %q; want %q in it", f.Remedy, f.Commands, s.remedy)
+	}
+	return nil
+}
+
 // illness is a fault of an installation.
 type illness struct {
 	// plant brings it about.
 	plant func(t *testing.T, ctx context.Context)
-	// check, object and problem tell the finding.
-	check, object, problem string
-	// remedy is a part of what the doctor says to do.
-	remedy string
+	sign
+	// second is what else is found, nil for nothing.
+	second *sign
 	// mend does what no command can; nil where the commands that the doctor prints
 	// are all that is to be done.
 	mend func(t *testing.T, ctx context.Context)
+	// after removes what is left once it is mended, nil for nothing.
+	after func(t *testing.T, ctx context.Context)
 }
 
 // TestDoctor plants faults one by one. The doctor finds each, and what it prints
@@ -97,15 +119,16 @@ func TestDoctor(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				found := slices.IndexFunc(report.Findings(), func(f doctor.Finding) bool {
-					return f.Check == ill.check && strings.Contains(f.Object, ill.object) && strings.Contains(f.Problem, ill.problem)
-				})
-				if found < 0 || code != 1 {
+				if code != 1 {
 					return fmt.Errorf("exit code %d, findings %+v", code, report.Findings())
 				}
-				f := report.Findings()[found]
-				if !strings.Contains(f.Remedy+strings.Join(f.Commands, " "), ill.remedy) {
-					return fmt.Errorf("the remedy is %q, %q; want %q in it", f.Remedy, f.Commands, ill.remedy)
+				for _, s := range []*sign{&ill.sign, ill.second} {
+					if s == nil {
+						continue
+					}
+					if err := s.in(report.Findings()); err != nil {
+						return err
+					}
 				}
 				commands = nil
 				for _, f := range report.Findings() {
@@ -123,13 +146,17 @@ func TestDoctor(t *testing.T) {
 			} else if len(commands) == 0 {
 				t.Fatal("the doctor names no command")
 			}
+			dir := t.TempDir() // some write a file
 			for _, c := range commands {
-				_, err := lab.CLI.Command(ctx, "", "bash", "-c", c)
+				_, err := lab.CLI.Command(ctx, "", "bash", "-c", "cd '"+dir+"' && "+c)
 				if err != nil && !strings.Contains(err.Error(), "(NotFound)") { // replaced meanwhile
 					t.Fatalf("$ %s\n%v", c, err)
 				}
 			}
 			must(t, well(ctx))
+			if ill.after != nil {
+				ill.after(t, ctx)
+			}
 			t.Logf("found after %v, mended after %v by %q", found.Round(100*time.Millisecond),
 				time.Since(start).Round(100*time.Millisecond), commands)
 		})
@@ -144,35 +171,47 @@ func illnesses(node string) map[string]illness {
 	return map[string]illness{
 		"a node is taken out by a label": {
 			plant: kubectl("label", "node", node, "divvy.dev/enabled=false", "--overwrite"),
-			check: "node-labels", object: "Node " + node, problem: "divvy.dev/enabled=false excludes it from divvy-node",
-			remedy: "divvy.dev/enabled=true",
+			sign: sign{
+				check: "node-labels", object: "Node " + node, problem: "divvy.dev/enabled=false excludes it from divvy-node",
+				remedy: "divvy.dev/enabled=true",
+			},
 		},
 		"the extender is scaled to 0": {
 			plant: kubectl("scale", "deployment/divvy-extender", "--namespace", product.Namespace, "--replicas=0"),
-			check: "workloads", object: "Deployment divvy-system/divvy-extender", problem: "scaled to 0",
-			remedy: "--replicas=1",
+			sign: sign{
+				check: "workloads", object: "Deployment divvy-system/divvy-extender", problem: "scaled to 0",
+				remedy: "--replicas=1",
+			},
 		},
 		"a ClusterRoleBinding is deleted": {
 			plant: kubectl("delete", "clusterrolebinding", "divvy-node"),
-			check: "rbac", object: "ServiceAccount divvy-system/divvy-node", problem: "patch nodes",
-			remedy: "helm get manifest",
+			sign: sign{
+				check: "rbac", object: "ServiceAccount divvy-system/divvy-node", problem: "patch nodes",
+				remedy: "helm get manifest",
+			},
 		},
 		"the key of the grants is too short": {
 			plant: kubectl("patch", "secret", "divvy-grant-key", "--namespace", product.Namespace,
 				"--patch", `{"stringData":{"key":"short"}}`),
-			check: "grant-key", object: "Secret divvy-system/divvy-grant-key", problem: "has 5 bytes",
-			remedy: "helm get manifest",
+			sign: sign{
+				check: "grant-key", object: "Secret divvy-system/divvy-grant-key", problem: "has 5 bytes",
+				remedy: "helm get manifest",
+			},
 		},
 		"an admission policy is deleted": {
 			plant: kubectl("delete", "validatingadmissionpolicy", "divvy-node"),
-			check: "policies", object: "ValidatingAdmissionPolicyBinding divvy-node", problem: "its policy divvy-node is missing",
-			remedy: "helm get manifest",
+			sign: sign{
+				check: "policies", object: "ValidatingAdmissionPolicyBinding divvy-node", problem: "its policy divvy-node is missing",
+				remedy: "helm get manifest",
+			},
 		},
 		"a second device plugin for the same cards": {
 			plant: secondPlugin,
-			check: "other-plugins", object: "DaemonSet kube-system/gcushare-device-plugin", problem: "another device plugin runs on node " +
-				node,
-			remedy: "kubectl delete daemonset gcushare-device-plugin -n kube-system",
+			sign: sign{
+				check: "other-plugins", object: "DaemonSet kube-system/gcushare-device-plugin",
+				problem: "another device plugin runs on node " + node,
+				remedy:  "kubectl delete daemonset gcushare-device-plugin -n kube-system",
+			},
 		},
 		"a program is of another version": {
 			plant: func(t *testing.T, ctx context.Context) {
@@ -180,10 +219,12 @@ func illnesses(node string) map[string]illness {
 				kubectl("set", "image", "daemonset/"+product.PoolDaemon, "--namespace", product.Namespace, "*="+product.NodeImage+":dev")(t,
 					ctx)
 			},
-			check: "versions", object: "image divvy-node", problem: "several versions are running",
-			remedy: "helm get manifest",
+			sign: sign{
+				check: "versions", object: "image divvy-node", problem: "several versions are running",
+				remedy: "helm get manifest",
+			},
 		},
-		"a webhook's CA is overwritten while nobody keeps it": {
+		"a webhook's CA is overwritten, and a certificate runs out, while the webhook is stopped": {
 			plant: func(t *testing.T, ctx context.Context) {
 				t.Helper()
 				silenceWebhook(t, ctx)
@@ -192,39 +233,46 @@ func illnesses(node string) map[string]illness {
 					"value": other.crt}})
 				must(t, err)
 				kubectl("patch", "mutatingwebhookconfiguration", testenv.MutatingConfig, "--type=json", "--patch", string(patch))(t, ctx)
-			},
-			check: "webhooks", object: "MutatingWebhookConfiguration " + testenv.MutatingConfig, problem: "does not contain the CA",
-			remedy: "rollout restart deployment/" + product.PoolWebhook,
-		},
-		"a certificate runs out while nobody renews it": {
-			plant: func(t *testing.T, ctx context.Context) {
-				t.Helper()
-				silenceWebhook(t, ctx)
+
 				secret, err := lab.Client.CoreV1().Secrets(product.PoolNamespace).Get(ctx, testenv.WebhookSecret, metav1.GetOptions{})
 				must(t, err)
 				old := certificate(t, secret.Data, -time.Hour, testenv.WebhookService+"."+product.PoolNamespace+".svc")
-				patch, err := json.Marshal(map[string]any{"data": map[string][]byte{"tls.crt": old.crt, "tls.key": old.key}})
+				patch, err = json.Marshal(map[string]any{"data": map[string][]byte{"tls.crt": old.crt, "tls.key": old.key}})
 				must(t, err)
 				_, err = lab.Client.CoreV1().Secrets(product.PoolNamespace).Patch(ctx, testenv.WebhookSecret, types.MergePatchType, patch,
 					metav1.PatchOptions{})
 				must(t, err)
 			},
-			check: "certificates", object: "Secret bwki/" + testenv.WebhookSecret, problem: "has expired",
-			remedy: "divvy.dev/rotate=cert",
+			sign: sign{
+				check: "webhooks", object: "MutatingWebhookConfiguration " + testenv.MutatingConfig, problem: "does not contain the CA",
+				remedy: "rollout restart deployment/" + product.PoolWebhook,
+			},
+			second: &sign{
+				check: "certificates", object: "Secret bwki/" + testenv.WebhookSecret, problem: "has expired",
+				remedy: "divvy.dev/rotate=cert",
+			},
 		},
 		"a pod asks for more than any card has": {
 			plant: func(t *testing.T, ctx context.Context) {
 				t.Helper()
 				pending(t, create(t, one("too-large", 17))[0], noRoom)
 			},
-			check: "waiting", object: "Pod " + namespace + "/too-large", problem: "insufficient GCU Memory in one gcu device",
-			remedy: "kubectl divvy inspect",
-			mend:   func(t *testing.T, ctx context.Context) { t.Helper(); must(t, lab.Pods.Delete(ctx, "too-large")) },
+			sign: sign{
+				check: "waiting", object: "Pod " + namespace + "/too-large", problem: "are more than any device has",
+				remedy: "request 16 instead of 17",
+			},
+			after: func(t *testing.T, ctx context.Context) {
+				t.Helper()
+				running(t, "too-large")
+				must(t, lab.Pods.Delete(ctx, "too-large"))
+			},
 		},
 		"the scheduler's manifest is restored by hand": {
 			plant: restoreManifest,
-			check: "scheduler", object: "Pod kube-system/kube-scheduler-" + node, problem: "does not call the extender",
-			remedy: "kubectl rollout restart daemonset/divvy-schedconf",
+			sign: sign{
+				check: "scheduler", object: "Pod kube-system/kube-scheduler-" + node, problem: "does not call the extender",
+				remedy: "kubectl rollout restart daemonset/divvy-schedconf",
+			},
 			mend: func(t *testing.T, ctx context.Context) {
 				t.Helper()
 				// One that is stopped cannot end in time.
@@ -233,8 +281,10 @@ func illnesses(node string) map[string]illness {
 		},
 		"a node names a configuration that is not there": {
 			plant: kubectl("label", "node", node, "divvy.dev/config=no-such"),
-			check: "configuration", object: "Node " + node, problem: `selects the configuration "no-such"`,
-			remedy: "divvy.dev/config-",
+			sign: sign{
+				check: "configuration", object: "Node " + node, problem: `selects the configuration "no-such"`,
+				remedy: "divvy.dev/config-",
+			},
 		},
 		"a role is left of another release": {
 			plant: func(t *testing.T, ctx context.Context) {
@@ -242,8 +292,10 @@ func illnesses(node string) map[string]illness {
 				kubectl("create", "clusterrole", "divvy-of-old", "--verb=get", "--resource=nodes")(t, ctx)
 				kubectl("label", "clusterrole", "divvy-of-old", "app.kubernetes.io/part-of=divvy", "app.kubernetes.io/instance=old")(t, ctx)
 			},
-			check: "leftovers", object: "clusterrole divvy-of-old", problem: `release "old", which is not installed`,
-			remedy: "kubectl delete clusterrole divvy-of-old",
+			sign: sign{
+				check: "leftovers", object: "clusterrole divvy-of-old", problem: `release "old", which is not installed`,
+				remedy: "kubectl delete clusterrole divvy-of-old",
+			},
 		},
 	}
 }

@@ -9,11 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-
-	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
-	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -162,46 +158,4 @@ func TestTwoCardsWithOneUUID(t *testing.T) {
 	wantCards(t, map[string]int{"before": 0, "during": 1})
 	undisturbed(t, alive)
 	logged(t, nodeLog, "uuid")
-}
-
-func TestCardsOfDifferentSizes(t *testing.T) {
-	ctx := begin(t, setting{topology: "gcu-mixed.ini", unit: "1", injection: audit.DeviceNodes, units: 128, cards: 4})
-	// Cards of 48, 32, 32 and 16: the fullest that fits is the smallest.
-	start(t, one("large", 40), one("whole", 16), one("middle", 20), one("rest", 12))
-	wantCards(t, map[string]int{"large": 0, "whole": 3, "middle": 1, "rest": 1})
-	pending(t, create(t, one("too-large", 33))[0], noRoom)
-	must(t, lab.Pods.Delete(ctx, "large"))
-	running(t, "too-large")
-	wantCards(t, map[string]int{"too-large": 0, "whole": 3, "middle": 1, "rest": 1})
-	// What the largest card could hold and no other.
-	if result := filter(t, ctx, 48, layout.NodeName); len(result.FailedNodes) != 1 {
-		t.Errorf("48 units with the large card in use: %+v, want the node to be refused for now", result)
-	}
-	if result := filter(t, ctx, 49, layout.NodeName); len(result.FailedAndUnresolvableNodes) != 1 {
-		t.Errorf("49 units: %+v, want the node to be refused for good", result)
-	}
-}
-
-// TestFinestUnit is what the guide calls impossible.
-func TestFinestUnit(t *testing.T) {
-	ctx := begin(t, setting{topology: "gcu-8x32.ini", unit: "0.001", injection: audit.DeviceNodes, units: 256000, cards: 8})
-	start(t, one("four", 4000), one("whole", 32000))
-	wantCards(t, map[string]int{"four": 0, "whole": 1})
-	pending(t, create(t, one("too-large", 32001))[0], noRoom)
-	must(t, lab.Pods.Delete(ctx, "too-large"))
-
-	daemon, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
-	must(t, err)
-	var pods []*corev1.Pod
-	for i := range 8 {
-		pods = append(pods, one(fmt.Sprint("many-", i), 14000))
-	}
-	createAtOnce(t, pods)
-	running(t, namesOf(pods)...)
-	agree(t)
-	now, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
-	must(t, err)
-	if now.UID != daemon.UID || now.Status.ContainerStatuses[0].RestartCount != daemon.Status.ContainerStatuses[0].RestartCount {
-		t.Errorf("%s did not live through it: %s", testenv.NodeDaemon, testenv.Describe(now))
-	}
 }

@@ -102,7 +102,7 @@ func TestDeletedAtOnce(t *testing.T) {
 // TestEndingPodKeepsItsMemory: a pod that is being deleted still runs.
 func TestEndingPodKeepsItsMemory(t *testing.T) {
 	ctx := begin(t, guide)
-	slow := one("slow", 16) // sleep, as process 1, does not end on SIGTERM
+	slow := one("slow", 16, "sleep", "infinity") // as process 1, it does not end on SIGTERM
 	slow.Spec.TerminationGracePeriodSeconds = ptr.To[int64](10)
 	start(t, slow)
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{}))

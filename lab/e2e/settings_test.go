@@ -13,7 +13,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -166,32 +165,4 @@ func TestUnitStaysWhilePodsRun(t *testing.T) {
 	current = finer
 	start(t, one("fine", 40), one("finer", 115))
 	wantCards(t, map[string]int{"fine": 0, "finer": 0})
-}
-
-func TestInjection(t *testing.T) {
-	t.Run("cdi", func(t *testing.T) {
-		with := guide
-		with.injection = audit.CDI
-		ctx := begin(t, with)
-		start(t, one("first", 12), one("second", 12))
-		wantCards(t, map[string]int{"first": 0, "second": 1})
-		specs, err := filepath.Glob("/var/run/cdi/divvy-*")
-		if err != nil || len(specs) == 0 {
-			t.Errorf("CDI specifications on the host: %v, %v; want one", specs, err)
-		}
-		must(t, lab.Cluster.Restart(ctx, "kubelet"))
-		wantCards(t, map[string]int{"first": 0, "second": 1})
-	})
-	t.Run("environment", func(t *testing.T) {
-		with := guide
-		with.injection = audit.Environment
-		ctx := begin(t, with)
-		start(t, one("first", 12), one("second", 12))
-		wantCards(t, map[string]int{"first": 0, "second": 1})
-		text, err := lab.Pods.Exec(ctx, "second", "app", "env")
-		must(t, err)
-		if !strings.Contains(text, "ENFLAME_VISIBLE_DEVICES=1") {
-			t.Errorf("the environment in the container has no ENFLAME_VISIBLE_DEVICES=1:\n%s", text)
-		}
-	})
 }

@@ -33,5 +33,5 @@ func TestZRightsAreUsed(t *testing.T) {
 		// scheduling.TestBooksThatLag sees to it.
 		[]rbacaudit.Use{{Account: "divvy-system/divvy-extender", Verb: "patch", Resource: "pods/status", Namespace: lab.Pods.Namespace}},
 		// With a cluster of one node before it, helm makes one extender, which elects nobody.
-		[]string{"--set", "pool.enabled=true,extender.replicas=1"}))
+		[]string{"--set", "pool.enabled=true,extender.replicas=1,node.allocationPath=dra"}))
 }

@@ -60,6 +60,7 @@ resources:
   allocation: packed
 labels: divvy
 gpuOperator: true
+allocationPath: dra
 usage: {enabled: true, interval: 1m, metrics: container, overuse: {withhold: true, contextAllowanceMiB: {nvidia: 512, enflame: 0}}}
 vendors:
   nvidia:
@@ -94,7 +95,7 @@ vendors:
 			Replicas: 4, ReplicasFor: []ReplicaRule{{Devices: DeviceSelector{Indexes: []int{0}}, Replicas: 8}},
 			FailRequestsGreaterThanOne: true, Allocation: PackedAllocation,
 		}},
-		Labels: LabelDivvy, GPUOperator: true,
+		Labels: LabelDivvy, GPUOperator: true, AllocationPath: PathDRA,
 		Vendors: map[string]Vendor{"nvidia": {
 			DriverRoot: "/run/nvidia/driver", DevRoot: "/", Injection: []Injection{InjectVolumeMounts, InjectCDI},
 			DeviceIDs: "index", CDIKind: "nvidia.com/gpu",

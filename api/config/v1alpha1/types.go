@@ -3,6 +3,7 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"maps"
 	"time"
 )
@@ -50,6 +51,8 @@ type NodeConfig struct {
 	Libraries map[string]string `yaml:"libraries"`
 	// Labels says which labels describe the node's devices.
 	Labels LabelPolicy `yaml:"labels"`
+	// AllocationPath says how pods get the node's devices, PathPlugin by default.
+	AllocationPath AllocationPath `yaml:"allocationPath"`
 	// GPUOperator says that NVIDIA's GPU operator manages the node: while the node's labels
 	// say that it replaces the driver or changes MIG devices, NVIDIA's library is not used
 	// and the devices are unhealthy.
@@ -201,6 +204,26 @@ type Health struct {
 // again, where nothing else is said.
 const DefaultRecoverAfter = Duration(10 * time.Second)
 
+// AllocationPath is a way in which pods get devices of a node.
+type AllocationPath string
+
+const (
+	// PathPlugin offers the resources to kubelet's device manager.
+	PathPlugin AllocationPath = "plugin"
+	// PathDRA offers the devices that the resources choose to ResourceClaims.
+	PathDRA AllocationPath = "dra"
+	// PathBoth divides the devices by the resources: each says its path.
+	PathBoth AllocationPath = "both"
+)
+
+// PathOf returns the path of one of the node's resources.
+func (c *NodeConfig) PathOf(r *Resource) AllocationPath {
+	if c.AllocationPath == PathBoth {
+		return cmp.Or(r.AllocationPath, PathPlugin)
+	}
+	return cmp.Or(c.AllocationPath, PathPlugin)
+}
+
 // LabelPolicy says which labels the node gets.
 type LabelPolicy string
 
@@ -227,6 +250,9 @@ type Resource struct {
 	Mode Mode `yaml:"mode"`
 	// Devices chooses among the vendor's devices; nil for all.
 	Devices *DeviceSelector `yaml:"devices"`
+	// AllocationPath is PathPlugin (when empty) or PathDRA where that of the node is PathBoth. The
+	// devices of the two differ.
+	AllocationPath AllocationPath `yaml:"allocationPath"`
 	// Profile is the profile of the MIG devices that it is made of, such as "1g.10gb",
 	// with "." or "+" before an attribute, or of the DRS instances, such as "1g.6gb"; empty
 	// for other devices. With MigMixed or DRS only.
@@ -259,7 +285,8 @@ type Resource struct {
 	// replica: more replicas are no more of a device. Mode timeSlicing only.
 	FailRequestsGreaterThanOne bool `yaml:"failRequestsGreaterThanOne"`
 	// Allocation is how replicas are chosen, and MIG devices among several GPUs;
-	// DistributedAllocation when empty. Not for mode memory.
+	// DistributedAllocation when empty. In mode memory it is for claims alone, and
+	// PackedAllocation when empty.
 	Allocation Allocation `yaml:"allocation"`
 }
 
@@ -376,6 +403,7 @@ func Default() NodeConfig {
 		GrantKeyFile:   "/etc/divvy/grant/key",
 		Injection:      InjectDeviceNodes,
 		Labels:         LabelAll,
+		AllocationPath: PathPlugin,
 		HealthInterval: Duration(5 * time.Second),
 		Usage:          Usage{Interval: Duration(15 * time.Second), Metrics: UsageMetricsNamespace},
 		Resources: []Resource{{

@@ -63,9 +63,10 @@ func Validate(c NodeConfig, vendors []string) []string {
 		k.wrong("resources", "the list is empty; name at least one resource or leave the key out")
 	}
 	for i, r := range c.Resources {
-		k.resource(i, r)
+		k.resource(i, r, c.PathOf(&r))
 		k.profile(fmt.Sprintf("resources[%d].profile", i), r, c.Vendors[r.Vendor].Partitions())
 	}
+	k.paths(c)
 	k.memoryTwice(c.Resources)
 	k.cooperativeAlone(c.Resources)
 	k.sockets(c)
@@ -116,6 +117,7 @@ func (k *checker) node(c NodeConfig) {
 	if d := time.Duration(c.HealthInterval); d < 100*time.Millisecond || d > time.Hour {
 		k.wrong("healthInterval", "%v is out of range; use 100ms to 1h", d)
 	}
+	k.oneOf("allocationPath", string(c.AllocationPath), string(PathPlugin), string(PathDRA), string(PathBoth))
 	k.oneOf("labels", string(c.Labels), string(LabelAll), string(LabelDivvy), string(LabelNone))
 	if d := time.Duration(c.Usage.Interval); d < minUsageInterval || d > maxUsageInterval {
 		k.wrong("usage.interval", "%v is out of range; use %v to %v", d, minUsageInterval, maxUsageInterval)
@@ -246,7 +248,7 @@ func (k *checker) causes(field string, patterns []string, words ...string) {
 	}
 }
 
-func (k *checker) resource(i int, r Resource) {
+func (k *checker) resource(i int, r Resource, path AllocationPath) {
 	at := fmt.Sprintf("resources[%d].", i)
 	k.name(at+"name", i, r.Name)
 	k.oneOf(at+"vendor", r.Vendor, k.vendors...)
@@ -268,11 +270,15 @@ func (k *checker) resource(i int, r Resource) {
 	only(ModeTimeSlicing, "replicasFor", len(r.ReplicasFor) > 0)
 	only(ModeTimeSlicing, "failRequestsGreaterThanOne", r.FailRequestsGreaterThanOne)
 	k.isolation(at+"isolation", r)
+	if path == PathDRA && r.Isolation == IsolationCooperative {
+		k.wrong(at+"isolation", "isolation %s is not for claims, which allocationPath %s serves; use %s, or allocationPath %s",
+			r.Isolation, path, IsolationDriver, PathPlugin)
+	}
 	if r.Allocation != "" {
 		k.oneOf(at+"allocation", string(r.Allocation), string(DistributedAllocation), string(PackedAllocation))
-		if r.Mode == ModeMemory {
-			k.wrong(at+"allocation", "the key belongs to modes %s and %s, and the mode is %s; leave it out or change the mode",
-				ModeTimeSlicing, ModeExclusive, r.Mode)
+		if r.Mode == ModeMemory && path != PathDRA {
+			k.wrong(at+"allocation", "the key belongs to modes %s and %s, and the mode is %s; leave it out or change the mode, or set "+
+				"allocationPath %s", ModeTimeSlicing, ModeExclusive, r.Mode, PathDRA)
 		}
 	}
 
@@ -313,6 +319,33 @@ func (k *checker) isolation(field string, r Resource) {
 		}
 	default:
 		k.oneOf(field, string(r.Isolation), string(IsolationNone), string(IsolationCooperative), string(IsolationDriver))
+	}
+}
+
+// paths checks how the devices are divided between units and claims.
+func (k *checker) paths(c NodeConfig) {
+	count := map[AllocationPath]int{}
+	for i := range c.Resources {
+		r, at := &c.Resources[i], fmt.Sprintf("resources[%d].", i)
+		count[c.PathOf(r)]++
+		if r.AllocationPath != "" {
+			k.oneOf(at+"allocationPath", string(r.AllocationPath), string(PathPlugin), string(PathDRA))
+			if c.AllocationPath != PathBoth {
+				k.wrong(at+"allocationPath", "the key belongs to allocationPath %s of the node, which is %s; leave it out", PathBoth,
+					c.AllocationPath)
+			}
+		}
+		for j := range c.Resources[:i] {
+			other := &c.Resources[j]
+			if r.Vendor == other.Vendor && c.PathOf(r) != c.PathOf(other) && !disjoint(r.Devices, other.Devices) {
+				k.wrong(at+"devices", "resources[%d] has allocationPath %s and may choose the same devices, and a device belongs to one "+
+					"path; choose devices for both that cannot be the same, by indexes, by ids or by models", j, c.PathOf(other))
+			}
+		}
+	}
+	if c.AllocationPath == PathBoth && len(c.Resources) > 0 && (count[PathDRA] == 0 || count[PathPlugin] == 0) {
+		k.wrong("allocationPath", "with %s, some resources have allocationPath %s and the others %s; here all have the same, so use that",
+			PathBoth, PathPlugin, PathDRA)
 	}
 }
 

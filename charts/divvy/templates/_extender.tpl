@@ -22,15 +22,39 @@ ten points is worth 2000. */}}
 {{- with .Values.extender.weight }}{{ int64 . }}{{ else }}{{ ternary 200 1 (eq .Values.extender.policy "fragmentation") }}{{ end }}
 {{- end }}
 
-{{/* The container of the extender. */}}
+{{/* Flags that say how pods are placed, as a JSON list: the same for each program that does. */}}
+{{- define "divvy.placement.flags" -}}
+{{- $e := .Values.extender -}}
+{{- $managed := include "divvy.memoryResources" . -}}
+{{- $flags := list (printf "--resources=%s" $managed) (printf "--node-label=%s" (include "divvy.extender.nodeLabel" .)) (printf "--policy=%s" $e.policy) -}}
+{{- if not $e.chooseNode -}}
+{{- $flags = append $flags "--choose-node=false" -}}
+{{- end -}}
+{{- range $i, $kind := $e.demand -}}
+{{- if and (contains "," $managed) (not $kind.resource) -}}
+{{- fail (printf "extender.demand[%d]: resource is required, because several are managed: %s" $i $managed) -}}
+{{- end -}}
+{{- end -}}
+{{- with $e.demand -}}
+{{- $flags = append $flags (printf "--demand=%s" (toJson .)) -}}
+{{- end -}}
+{{- $flags | toJson -}}
+{{- end }}
+
+{{/* The container of the extender, or of the scheduler that has it inside. */}}
 {{- define "divvy.extender.container" -}}
 {{- $e := include "divvy.extender.settings" . | fromJson -}}
 {{- $user := $e.runAsUser -}}
-name: extender
-image: {{ include "divvy.image" (list . $e.image) }}
+{{- $plugin := include "divvy.scheduler.plugin" . -}}
+name: {{ ternary "scheduler" "extender" (eq $plugin "true") }}
+image: {{ if $plugin }}{{ include "divvy.scheduler.pluginImage" . }}{{ else }}{{ include "divvy.image" (list . $e.image) }}{{ end }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args:
+{{- if $plugin }}
+- --scheduler-config=/etc/divvy/scheduler/config.yaml
+{{- else }}
 - extender
+{{- end }}
 - --listen={{ $e.listenAddress | contains ":" | ternary (printf "[%s]" $e.listenAddress) $e.listenAddress }}:32766
 - --metrics-listen={{ $e.listenAddress | contains ":" | ternary (printf "[%s]" $e.listenAddress) $e.listenAddress }}:9401
 {{- if not .Values.metrics.perDevice }}
@@ -41,21 +65,13 @@ args:
 {{- with $e.allowBindFrom }}
 - --allow-bind-from={{ join "," . }}
 {{- end }}
-- --resources={{ include "divvy.memoryResources" . }}
-- --node-label={{ include "divvy.extender.nodeLabel" . }}
-- --policy={{ $e.policy }}
-{{- if not $e.chooseNode }}
-- --choose-node=false
+{{- range include "divvy.placement.flags" . | fromJsonArray }}
+- {{ toYaml . }}
 {{- end }}
 - --max-bind-delay={{ $e.maxBindDelay }}
-{{- $managed := include "divvy.memoryResources" . }}
-{{- range $i, $kind := $e.demand }}
-{{- if and (contains "," $managed) (not $kind.resource) }}
-{{- fail (printf "extender.demand[%d]: resource is required, because several are managed: %s" $i $managed) }}
-{{- end }}
-{{- end }}
-{{- with $e.demand }}
-- {{ printf "--demand=%s" (toJson .) | quote }}
+{{- if eq .Values.scheduler.mode "replace" }}
+# divvy-scheduler on the control plane places pods.
+- --reports-only
 {{- end }}
 - --grant-key-file=/etc/divvy/grant/key
 - --log-level={{ $e.logLevel }}
@@ -80,6 +96,10 @@ args:
 - --eviction-exempt-namespaces={{ join "," .exemptNamespaces }}
 {{- end }}
 {{- end }}
+{{- with include "divvy.claims.units" . | fromJsonArray }}
+- --claim-units={{ join "," . }}
+- --mutating-config=divvy-claims
+{{- end }}
 {{- if eq .Values.scheduler.mode "dedicated" }}
 - --scheduler-name={{ .Values.scheduler.name }}
 - --mutating-config=divvy-scheduler
@@ -87,6 +107,11 @@ args:
 - --shutdown-delay=5s
 # The scheduler beside it asks without TLS.
 - --tls-ca-configmap=
+{{- end }}
+{{- if $plugin }}
+# Flags of kube-scheduler: who may read its metrics is asked of the API server alone.
+- --
+- --authentication-skip-lookup=true
 {{- end }}
 env:
 - name: POD_NAME
@@ -114,6 +139,10 @@ ports:
   containerPort: 32765
 - name: metrics
   containerPort: 9401
+{{- if $plugin }}
+- name: scheduler
+  containerPort: 10259
+{{- end }}
 startupProbe:
   httpGet:
     path: /healthz
@@ -144,7 +173,7 @@ readinessProbe:
   periodSeconds: 2
   timeoutSeconds: 3
 resources:
-  {{- toYaml $e.resources | nindent 2 }}
+  {{- toYaml (ternary .Values.scheduler.resources $e.resources (eq $plugin "true")) | nindent 2 }}
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
@@ -159,5 +188,10 @@ volumeMounts:
 {{- if $e.logDir }}
 - name: logs
   mountPath: {{ $e.logDir }}
+{{- end }}
+{{- if $plugin }}
+- name: config
+  mountPath: /etc/divvy/scheduler
+  readOnly: true
 {{- end }}
 {{- end }}

@@ -93,6 +93,66 @@ true
 {{- end -}}
 {{- end }}
 
+{{/* "true" when some node serves ResourceClaims or has just served them, else nothing: an
+entry of node.configs that says plugin is of a node on which pods may still have claims. */}}
+{{- define "divvy.node.claims" -}}
+{{- $on := ne .Values.node.allocationPath "plugin" -}}
+{{- range include "divvy.node.configs" . | fromJson -}}
+{{- $on = or $on (hasKey (fromYaml .) "allocationPath") -}}
+{{- end -}}
+{{- if $on -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/* The resources of units of memory that claims can stand for, as a JSON list of
+resource=vendor:size; empty unless claims are reviewed. */}}
+{{- define "divvy.claims.units" -}}
+{{- $units := list -}}
+{{- if .Values.claims.admission.enabled -}}
+{{- if not (include "divvy.node.claims" .) -}}
+{{- fail "claims.admission.enabled: no node has allocationPath dra, so there are no claims; set node.allocationPath=dra, or remove it" -}}
+{{- end -}}
+{{- $sizes := dict -}}
+{{- range include "divvy.resources" . | fromJsonArray -}}
+{{- if eq (.mode | default "memory") "memory" -}}
+{{- $size := .memoryUnit | default $.Values.memoryUnit -}}
+{{- $unit := printf "%s=%s:%s" .name .vendor $size -}}
+{{- if contains "/" $size -}}
+{{- fail (printf "claims.admission.enabled: %s has memoryUnit %s, a part of each device, and claims name an amount; use another memoryUnit" .name $size) -}}
+{{- end -}}
+{{- if ne $unit (get $sizes .name | default $unit) -}}
+{{- fail (printf "claims.admission.enabled: %s differs between sharedResources and node.configs (%s, %s), so its units are no fixed amount; use one memoryUnit" .name (get $sizes .name) $unit) -}}
+{{- end -}}
+{{- $sizes = set $sizes .name $unit -}}
+{{- $units = append $units $unit -}}
+{{- end -}}
+{{- end -}}
+{{- if not $units -}}
+{{- fail "claims.admission.enabled: there is no resource of mode memory, so there is no extender that could review claims; remove it" -}}
+{{- end -}}
+{{- end -}}
+{{- $units | uniq | toJson -}}
+{{- end }}
+
+{{/* A condition in CEL that is true for pods with a container that requests one of the
+resources, which are a list of quoted names. */}}
+{{- define "divvy.claims.requestUnits" -}}
+[object.spec.?containers.orValue(null), object.spec.?initContainers.orValue(null)].exists(group,
+      group != null && group.exists(c, [{{ join ", " . }}].exists(r,
+      c.?resources.?limits[?r].hasValue() || c.?resources.?requests[?r].hasValue())))
+{{- end }}
+
+{{/* Where the daemon sees kubelet's folder. It names its socket to kubelet, which needs the
+same path. */}}
+{{- define "divvy.node.kubeletDir" -}}
+{{- if include "divvy.node.claims" . -}}
+{{- .Values.node.kubeletDir | trimSuffix "/" -}}
+{{- else -}}
+/var/lib/kubelet
+{{- end -}}
+{{- end }}
+
 {{/* "true" when some node limits the memory of containers in the driver, else nothing. */}}
 {{- define "divvy.node.limits" -}}
 {{- include "divvy.node.isolates" (list . "driver") -}}
@@ -300,7 +360,9 @@ prometheus.io/path: /metrics
 {{- $mode := $r.mode | default "memory" -}}
 {{- $r = set $r "mode" $mode -}}
 {{- range $key, $of := dict "memoryUnit" "memory" "countResource" "memory" "replicas" "timeSlicing" "replicasFor" "timeSlicing" "failRequestsGreaterThanOne" "timeSlicing" "allocation" "timeSlicing" -}}
-{{- if and (hasKey $r $key) (ne $mode $of) -}}
+{{- /* Claims of memory have an order of devices; divvy-node checks what node.configs says. */ -}}
+{{- $claims := and (eq $key "allocation") (eq $mode "memory") (or (ne $root.Values.node.allocationPath "plugin") (hasPrefix "node.configs" $at)) -}}
+{{- if and (not $claims) (hasKey $r $key) (ne $mode $of) -}}
 {{- fail (printf "%s (%s): %s is for mode %s, and the mode is %s" $at $r.name $key $of $mode) -}}
 {{- end -}}
 {{- end -}}
@@ -403,7 +465,7 @@ inside the container. */}}
 apiVersion: config.divvy.dev/v1alpha1
 kind: NodeConfig
 driverRoot: /host
-kubeletDir: /var/lib/kubelet
+kubeletDir: {{ include "divvy.node.kubeletDir" . }}
 stateDir: /var/lib/divvy
 cdiDir: /var/run/cdi
 {{- if $node.logDir }}
@@ -413,6 +475,9 @@ logLevel: {{ $node.logLevel }}
 listen: ":9400"
 grantKeyFile: /etc/divvy/grant/key
 injection: {{ $node.injection }}
+{{- if ne $node.allocationPath "plugin" }}
+allocationPath: {{ $node.allocationPath }}
+{{- end }}
 healthInterval: {{ $node.healthInterval }}
 labels: {{ $node.labels }}
 {{- if $node.gpuOperator.enabled }}
@@ -536,5 +601,5 @@ internal/core/wire, internal/node/agent and internal/node/nodelabels write them.
 {{- $keys | toJson -}}
 {{- end }}
 {{- define "divvy.annotations.nodes" -}}
-{{- list "divvy.dev/inventory" "divvy.dev/node-setup" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/memory-overuse" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
+{{- list "divvy.dev/inventory" "divvy.dev/node-setup" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/memory-overuse" "divvy.dev/labels" "divvy.dev/counts" "divvy.dev/claim-drivers" | toJson -}}
 {{- end }}

@@ -9,7 +9,7 @@ divvy.selector), namespace, port and node, true where a target stands for a node
 {{- if not (has .Values.extender.listenAddress (list "127.0.0.1" "::1")) -}}
 {{- $parts = append $parts (dict "name" (include "divvy.extender.account" .) "namespace" .Release.Namespace "port" 9401 "node" false) -}}
 {{- end -}}
-{{- if and (eq .Values.scheduler.mode "extender") (not (has .Values.schedconf.listenAddress (list "127.0.0.1" "::1"))) -}}
+{{- if and (include "divvy.scheduler.wired" .) (not (has .Values.schedconf.listenAddress (list "127.0.0.1" "::1"))) -}}
 {{- $parts = append $parts (dict "name" "divvy-schedconf" "namespace" .Release.Namespace "port" 9402 "node" true) -}}
 {{- end -}}
 {{- end -}}

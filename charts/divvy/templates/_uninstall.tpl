@@ -11,7 +11,7 @@ helm.sh/hook-output-log-policy: hook-succeeded,hook-failed
 {{- define "divvy.uninstall" -}}
 {{- $memory := include "divvy.memoryResources" . -}}
 {{- $dedicated := and $memory (eq .Values.scheduler.mode "dedicated") -}}
-{{- $scheduler := and $memory (eq .Values.scheduler.mode "extender") -}}
+{{- $scheduler := and $memory (include "divvy.scheduler.wired" .) -}}
 {{- $mutating := list -}}
 {{- $validating := list -}}
 {{- $daemonsets := list -}}
@@ -35,6 +35,9 @@ helm.sh/hook-output-log-policy: hook-succeeded,hook-failed
 {{- end -}}
 {{- if $dedicated -}}
 {{- $mutating = append $mutating "divvy-scheduler" -}}
+{{- end -}}
+{{- if .Values.claims.admission.enabled -}}
+{{- $mutating = append $mutating "divvy-claims" -}}
 {{- end -}}
 {{- $namespaces := dict -}}
 {{- if .Values.pool.enabled -}}

@@ -35,9 +35,10 @@ func Version(root *cobra.Command, apis ...version.API) {
 	root.AddCommand(cmd)
 }
 
-// addFlag makes cobra add --version, which goes before all other flags and
-// arguments.
+// addFlag adds --version, which goes before all other flags and arguments. Libraries of
+// Kubernetes have such a flag for all programs, which cobra would take for its own.
 func addFlag(cmd *cobra.Command, text string) {
+	cmd.Flags().Bool("version", false, "version for "+cmd.Name())
 	cmd.Version = version.Version
 	cmd.SetVersionTemplate(text)
 	for _, sub := range cmd.Commands() {

@@ -11,12 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
-	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	readwhy "github.com/divvy-gpu/divvy/internal/app/why"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/internal/report/doctor"
 )
@@ -68,11 +66,7 @@ func (o Options) Validate() error {
 	if _, err := doctor.ParseFormat(o.Output); err != nil {
 		errs = append(errs, err)
 	}
-	if o.Namespace != "" {
-		for _, problem := range validation.IsDNS1123Label(o.Namespace) {
-			errs = append(errs, fmt.Errorf("--namespace %q: %s", o.Namespace, problem))
-		}
-	}
+	errs = append(errs, kubectl.CheckNamespace(o.Namespace))
 	if o.Timeout <= 0 || o.Timeout > maxTimeout {
 		errs = append(errs, fmt.Errorf("--timeout %s: must be above zero and at most %s", o.Timeout, maxTimeout))
 	}
@@ -99,11 +93,7 @@ func Command() *cobra.Command {
 		Args:    cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error { return unknown(o.Validate()) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := c.Config()
-			if err != nil {
-				return unknown(err)
-			}
-			clients, err := connect(config)
+			clients, err := connect(c)
 			if err != nil {
 				return unknown(err)
 			}
@@ -116,20 +106,16 @@ func Command() *cobra.Command {
 	return cmd
 }
 
-func connect(config *rest.Config) (doctor.Clients, error) {
-	agent := kubectl.Agent()
-	clients, err := kube.NewClients(config, agent)
+func connect(c *kubectl.Cluster) (doctor.Clients, error) {
+	clients, err := readwhy.Connect(c)
 	if err != nil {
 		return doctor.Clients{}, err
 	}
-	config = rest.CopyConfig(config)
-	rest.AddUserAgent(config, agent)
-	config.QPS = -1
-	objects, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return doctor.Clients{}, fmt.Errorf("client of objects of any kind: %w", err)
-	}
-	return doctor.Clients{Kubernetes: clients.Kubernetes, Objects: objects}, nil
+	return doctor.Clients{Kubernetes: clients.Kubernetes, Objects: clients.Objects,
+		Explain: func(ctx context.Context, pods []*corev1.Pod) ([]doctor.Waits, error) {
+			return explain(ctx, clients, pods)
+		},
+	}, nil
 }
 
 // unknown is the error of an examination that was not made.

@@ -9,14 +9,17 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"k8s.io/client-go/rest"
+	"github.com/spf13/pflag"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/report/doctor"
 )
 
@@ -67,7 +70,12 @@ func nothing(string) string { return "" }
 
 func run(t *testing.T, host string, change func(*Options)) (string, error) {
 	t.Helper()
-	clients, err := connect(&rest.Config{Host: host})
+	c, fs := kubectl.New(), pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.AddFlags(fs)
+	if err := fs.Parse([]string{"--server", host, "--kubeconfig", os.DevNull}); err != nil {
+		t.Fatal(err)
+	}
+	clients, err := connect(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,4 +258,52 @@ func TestExitCode(t *testing.T) {
 	if !errors.Is(unknown(cause), cause) {
 		t.Error("the cause is lost")
 	}
+}
+
+// TestWaiting: why a pod waits, and what admits it, is what kubectl divvy why says. Nothing is
+// said about a pod that is about to start.
+func TestWaiting(t *testing.T) {
+	inventory, err := wire.EncodeInventory([]accel.Inventory{{Resource: "enflame.com/gcu-memory", Unit: "1", Several: true,
+		Shares: []accel.Share{{Units: 16, Device: accel.Device{Index: 0, ID: "a", NUMANode: accel.NoNUMA}},
+			{Units: 16, Device: accel.Device{Index: 1, ID: "b", NUMANode: accel.NoNUMA}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := func(name, units, rest string) string {
+		return fmt.Sprintf(`{"metadata":{"namespace":"team","name":%q,"uid":%[1]q,"creationTimestamp":%[2]q},"spec":{
+			"containers":[{"name":"main",
+			"resources":{"limits":{"enflame.com/gcu-memory":%[3]q},"requests":{"enflame.com/gcu-memory":%[3]q}}}]%[4]s}`, name,
+			time.Now().Add(-time.Minute).Format(time.RFC3339), units, rest)
+	}
+	const message = "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device."
+	items := map[string]string{
+		"/apis/apps/v1/deployments": fmt.Sprintf(deployment, 2),
+		"/api/v1/nodes": fmt.Sprintf(`{"metadata":{"name":"node-a","labels":{"enflame.com/gcushare":"true"},
+			"annotations":{%q:%q}},"status":{
+			"allocatable":{"enflame.com/gcu-memory":"32","pods":"110"},"conditions":[{"type":"Ready","status":"True"}]}}`,
+			wire.InventoryAnnotation, inventory),
+		"/api/v1/pods": pod("train", "20",
+			fmt.Sprintf(`},"status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","message":%q}]}`,
+				message)) + "," + pod("begins", "2", `,"nodeName":"node-a"},"status":{"phase":"Pending"}`),
+	}
+	out, err := run(t, cluster(t, func(path string) string { return items[path] }), func(o *Options) { o.Output = "json" })
+	wantCode(t, err, ExitFindings, "")
+	var report doctor.Report
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range report.Results {
+		if r.Check != "waiting" {
+			continue
+		}
+		want := []doctor.Finding{{Check: "waiting", Severity: doctor.Warning, Object: "Pod team/train",
+			Problem:  "it waits: 20 units of enflame.com/gcu-memory (20 GB) are more than any device has",
+			Remedy:   "What would help: spread over 2 devices (10 each).",
+			Commands: []string{"kubectl annotate pod -n team train divvy.dev/devices=2"}}}
+		if !reflect.DeepEqual(r.Findings, want) {
+			t.Errorf("findings %+v, want %+v", r.Findings, want)
+		}
+		return
+	}
+	t.Error("no check named waiting")
 }

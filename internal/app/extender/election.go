@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
 	"github.com/divvy-gpu/divvy/internal/scheduler/leader"
 )
@@ -20,7 +21,7 @@ const (
 	holdBeyond = 1500 * time.Millisecond
 	maxHold    = 9 * time.Second
 	// unfinished is how long a bind may be under way, with the question what became of it.
-	unfinished = 2 * extender.DefaultBindTimeout
+	unfinished = 2 * decision.BindTimeout
 	// unfinishedAtOnce is how many reservations of an earlier lead are dropped: all.
 	unfinishedAtOnce = math.MaxInt
 )
@@ -35,8 +36,8 @@ func (p *program) newElection() (*leader.Elector, error) {
 		Client:    p.clients.Kubernetes,
 		Namespace: e.namespace(), Name: e.Name,
 		Pod: p.replica.pod, Address: p.replica.address,
-		Duration: e.Duration,
-		CatchUp:  p.catchUp,
+		Duration: e.Duration, Shared: e.Shared,
+		CatchUp: p.catchUp,
 	})
 }
 
@@ -44,19 +45,29 @@ func (p *program) newElection() (*leader.Elector, error) {
 // reviews for a while, the Lease is given up before, as soon as the last bind is done: it
 // begins no other.
 func (p *program) elect(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
+	return p.untilEnding(ctx, p.quiesce, p.election.Run)
+}
+
+// untilEnding runs something until the program is to end and last has returned, whose context
+// ends after shutdownTimeout.
+func (p *program) untilEnding(ctx context.Context, last func(context.Context), run func(context.Context) error) error {
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	defer stop()
 	waiting.Go(func() {
 		select {
 		case <-p.ending:
-			p.extender.Quiesce(ctx)
-			stop()
 		case <-ctx.Done():
+		case <-running.Done():
+			return
 		}
+		bounded, cancel := context.WithTimeout(running, shutdownTimeout)
+		defer cancel()
+		last(bounded)
+		stop()
 	})
-	return p.election.Run(ctx)
+	return run(running)
 }
 
 // catchUp returns nil when this replica may answer: its ledger has all that the
@@ -69,6 +80,9 @@ func (p *program) catchUp(ctx context.Context) error {
 	// What is younger may be under way, and keeps its device until it is seen.
 	for _, ref := range p.ledger.Unseen(unfinished, unfinishedAtOnce) {
 		p.ledger.Forget(ref.UID)
+	}
+	if e := p.options.embedding; e != nil {
+		return e.CatchUp(ctx, p.clients.Kubernetes, p.options.Election.namespace(), p.replica.pod)
 	}
 	return nil
 }

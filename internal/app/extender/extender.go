@@ -9,6 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +21,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/history"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
@@ -28,23 +32,27 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
+	"github.com/divvy-gpu/divvy/internal/scheduler/claimreview"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
-	"github.com/divvy-gpu/divvy/internal/scheduler/eviction"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
-	"github.com/divvy-gpu/divvy/internal/scheduler/heaptarget"
 	"github.com/divvy-gpu/divvy/internal/scheduler/leader"
-	"github.com/divvy-gpu/divvy/internal/scheduler/schedbatch"
+	"github.com/divvy-gpu/divvy/internal/scheduler/reasons"
 )
 
 const (
 	// shutdownTimeout is what requests under way get when the program stops;
-	// a bind takes extender.DefaultBindTimeout, and 2 s to ask what became of it.
-	shutdownTimeout = extender.DefaultBindTimeout + 3*time.Second
+	// a bind takes decision.BindTimeout, and 2 s to ask what became of it.
+	shutdownTimeout = decision.BindTimeout + 3*time.Second
 	// sharedBytes is what callers that may not bind may hold together, reservedBytes the
 	// same for those that may: 1000 binds in flight over plain HTTP take 47 MiB. With these
 	// and the ledger of 5000 nodes the process has about half of the container's 512 MiB.
 	sharedBytes   = 24 << 20
 	reservedBytes = 48 << 20
+	// memoryLimit is the size in bytes from which on the Go runtime collects garbage more often
+	// instead of growing. Without it the heap may become twice what callers hold, which is
+	// nearly all of the container's 512 MiB ("make abuse").
+	memoryLimit = 224 << 20
 )
 
 // Command returns the subcommand.
@@ -66,10 +74,10 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	log := klog.FromContext(ctx)
-	if err := schedbatch.Enter(); err != nil {
-		log.Info("Could not set SCHED_BATCH; continuing with the default policy", "reason", err.Error())
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryLimit)
 	}
-	clients, err := kube.Connect(o.Kubeconfig, "divvy-extender/"+version.Version, kube.Corked)
+	clients, err := kube.Connect(o.Kubeconfig, "divvy-extender/"+version.Version)
 	if err != nil {
 		return err
 	}
@@ -88,6 +96,7 @@ type program struct {
 	replica   replica
 	clients   kube.Clients
 	ledger    *ledger.Ledger
+	recorder  *decision.Recorder
 	keys      *kube.Keyring
 	books     *cluster.State
 	binder    *cluster.Binder
@@ -100,8 +109,10 @@ type program struct {
 	certs *certs.Manager
 	// election is nil where there is one replica.
 	election *leader.Elector
-	// evictor is nil unless pods are to be evicted.
-	evictor *eviction.Evictor
+	// claims decides about ResourceClaims; nil unless they are reviewed.
+	claims *claimreview.Reviews
+	// parts run beside what every extender has.
+	parts []func(context.Context) error
 	// stopping is true, and ending closed, as soon as the program is to end.
 	stopping atomic.Bool
 	ending   chan struct{}
@@ -114,7 +125,8 @@ func assemble(o Options, clients kube.Clients) (*program, error) {
 		keys: kube.NewKeyring(o.GrantKeyFile), ending: make(chan struct{}),
 	}
 	bindFrom, err := o.bindFrom()
-	if err := errors.Join(append(m, err)...); err != nil {
+	units, unitsErr := o.claimUnits()
+	if err := errors.Join(append(m, err, unitsErr)...); err != nil {
 		return nil, err
 	}
 	resources, counts := p.placement.resources, needsCapacity(p.placement.policy)
@@ -124,9 +136,10 @@ func assemble(o Options, clients kube.Clients) (*program, error) {
 		// kube-scheduler has looked at CPU and memory when it asks.
 		CapacityChecked: counts,
 	})
+	p.recorder = &decision.Recorder{Ledger: p.ledger, Log: history.NewLog(time.Now()), Now: time.Now}
 	p.binder = cluster.NewBinder(clients.Kubernetes, resources, counts)
 	booksConfig := cluster.Config{
-		Ledger: p.ledger, Grants: p.keys, Resources: resources, NodeLabels: p.placement.labels, ConfigLabels: nodeconfig.Labels,
+		Ledger: p.recorder, Grants: p.keys, Resources: resources, NodeLabels: p.placement.labels, ConfigLabels: nodeconfig.Labels,
 		Learner: p.placement.weights, KeepOveruse: o.Eviction.Enabled,
 	}
 	if counts {
@@ -147,28 +160,36 @@ func assemble(o Options, clients kube.Clients) (*program, error) {
 	if p.election != nil {
 		p.registry.MustRegister(metrics.ExtenderTerms.NewCounterFunc(nil, func() float64 { return float64(p.election.Terms()) }))
 	}
-	p.evictor = p.newEvictor()
+	p.addPart(p.newTeller())
+	if evictor := p.newEvictor(); evictor != nil {
+		p.addPart(evictor)
+	}
+	if len(units) > 0 {
+		p.claims = claimreview.New(clients.Kubernetes, units, p.leading)
+		p.addPart(p.claims)
+	}
 	if o.TLS.Listen != "" {
 		if p.certs, err = newCertificates(o.TLS, clients.Kubernetes, p.registry); err != nil {
 			return nil, err
 		}
 	}
 	p.extender, err = extender.New(p.withElection(extender.Config{
-		Ledger:     p.ledger,
-		Cluster:    p.books,
-		Binder:     p.binder,
-		Waker:      p.binder,
-		Signer:     p.keys.Signer,
-		Ready:      p.ready,
-		Resources:  resources,
-		Capacity:   counts,
-		ChooseNode: o.Placement.ChooseNode,
-		Version:    version.Version,
-		BindFrom:   bindFrom,
-		Registry:   p.registry,
-		Tell: func(pod accel.PodRef, kind events.Kind, message string) {
-			p.events.Once(events.OnPod(pod.Namespace, pod.Name, pod.UID), kind, message, message)
+		Config: decision.Config{
+			Ledger:     p.ledger,
+			Cluster:    p.books,
+			Binder:     p.binder,
+			Waker:      o.waker(p.binder),
+			Signer:     p.keys.Signer,
+			Ready:      p.ready,
+			Resources:  resources,
+			Capacity:   counts,
+			ChooseNode: o.Placement.ChooseNode,
+			Registry:   p.registry,
+			Recorder:   p.recorder,
+			Tell:       func(pod accel.PodRef, kind events.Kind, message string) { p.tell(pod, kind, message) },
 		},
+		Version:  version.Version,
+		BindFrom: bindFrom,
 	}))
 	if err != nil {
 		return nil, err
@@ -183,11 +204,37 @@ func assemble(o Options, clients kube.Clients) (*program, error) {
 	return p, nil
 }
 
+// addPart adds what runs until the program ends.
+func (p *program) addPart(part interface{ Run(ctx context.Context) }) {
+	p.parts = append(p.parts, func(ctx context.Context) error { part.Run(ctx); return nil })
+}
+
+// tell makes an event on a pod, once for each text; of a reason that is also said by a
+// condition, once whatever the text. It is false for one that cannot be made now.
+func (p *program) tell(pod accel.PodRef, kind events.Kind, message string) bool {
+	key := message
+	if kind == events.NeverFits || kind == events.IsolationNotStated {
+		key = ""
+	}
+	return p.events.Once(events.OnPod(pod.Namespace, pod.Name, pod.UID), kind, key, message)
+}
+
+// newTeller returns what says why pods wait.
+func (p *program) newTeller() *reasons.Teller {
+	t := reasons.New(reasons.Config{
+		Hindered: func() []cluster.Pod { return cluster.Hindered(p.books) }, Offering: p.books.Offering,
+		Ledger: p.ledger, Writer: p.binder, Tell: p.tell,
+		Leading: func() bool { return !p.options.ReportsOnly && p.leading() && p.ready() == nil },
+	})
+	p.registry.MustRegister(t)
+	return t
+}
+
 // addServers adds what answers kube-scheduler, Prometheus and, over TLS, the API server.
 func (p *program) addServers() error {
-	handler := p.extender.Handler()
+	handler := p.handler()
 	p.servers = []serve.Server{
-		{Name: serve.Plain, Address: p.options.Listen, For: "kube-scheduler", Cork: true, HTTP: serve.NewServer(handler)},
+		{Name: serve.Plain, Address: p.options.Listen, For: "kube-scheduler", HTTP: serve.NewServer(handler)},
 		{Name: serve.MetricsPort, Address: p.options.MetricsListen, For: "metrics", HTTP: serve.NewServer(serve.Metrics(p.registry))},
 	}
 	if p.certs == nil {
@@ -198,7 +245,7 @@ func (p *program) addServers() error {
 		return err
 	}
 	p.servers = append(p.servers, serve.Server{
-		Name: serve.TLS, Address: p.options.TLS.Listen, For: "kube-scheduler over TLS", Cork: true,
+		Name: serve.TLS, Address: p.options.TLS.Listen, For: "kube-scheduler over TLS",
 		HTTP: serve.NewTLSServer(handler, p.certs, func(s *tls.ConnectionState) bool { return extender.CheckCertificate(s) == nil }),
 	})
 	return nil
@@ -228,7 +275,7 @@ func (p *program) ready() error {
 
 // run starts everything and waits for all of it to end. Binds under way are
 // finished before what they need ends.
-func (p *program) run(ctx context.Context) error {
+func (p *program) run(ctx context.Context, more ...func(context.Context) error) error {
 	p.events.Start()
 	defer p.events.Shutdown()
 	program := serve.Program{
@@ -237,7 +284,6 @@ func (p *program) run(ctx context.Context) error {
 			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
 			func(ctx context.Context) error { p.sweeper().Run(ctx); return nil },
 			func(ctx context.Context) error { p.extender.Run(ctx); return nil },
-			func(ctx context.Context) error { heaptarget.Keep(ctx, extender.HeapBudget); return nil },
 			func(ctx context.Context) error { return p.placement.weights.Run(ctx, p.ledger, p.books.Synced) },
 			serve.Announce(p.ready, p.size),
 		},
@@ -247,14 +293,12 @@ func (p *program) run(ctx context.Context) error {
 		Delay:    p.options.ShutdownDelay,
 		Drain:    shutdownTimeout,
 	}
+	program.Parts = slices.Concat(program.Parts, p.parts, more)
 	if p.certs != nil {
 		program.Parts = append(program.Parts, p.certs.Run)
 	}
 	if p.election != nil {
 		program.Parts = append(program.Parts, p.elect)
-	}
-	if p.evictor != nil {
-		program.Parts = append(program.Parts, func(ctx context.Context) error { p.evictor.Run(ctx); return nil })
 	}
 	return program.Run(ctx)
 }

@@ -84,7 +84,7 @@ func (i *instance) end() error {
 	select {
 	case err := <-i.done:
 		return err
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		i.t.Fatal("it did not stop")
 		return nil
 	}
@@ -127,7 +127,7 @@ func (i *instance) ready(text string) {
 	if text != "" {
 		want = http.StatusServiceUnavailable
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		status, body := i.get(i.url + "/readyz")
 		if status == want && strings.Contains(body, text) {
@@ -230,6 +230,35 @@ func TestLife(t *testing.T) {
 	}
 	if status, _ := i.get(i.url + "/metrics"); status != http.StatusNotFound {
 		t.Errorf("/metrics on kube-scheduler's port answers %d", status)
+	}
+	if err := i.end(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Where another program places pods, it serves the reports alone.
+func TestReportsOnly(t *testing.T) {
+	c, _ := clients(t)
+	keyFile := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(keyFile, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.ReportsOnly = keyFile, true })
+	i.ready("")
+	if status, body := i.get(i.url + "/gcushare-scheduler/inspect/node-a"); status != http.StatusOK {
+		t.Errorf("inspect answers %d %s", status, body)
+	}
+	for _, verb := range []string{"filter", "preempt", "prioritize", "bind"} {
+		resp, err := http.Post(i.url+"/gcushare-scheduler/"+verb, "application/json", strings.NewReader("{}")) //nolint:noctx // a test
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.StatusCode != http.StatusNotFound {
+			t.Errorf("%s answers %d", verb, resp.StatusCode)
+		}
+		if err := resp.Body.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 	if err := i.end(); err != nil {
 		t.Error(err)

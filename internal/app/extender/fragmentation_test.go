@@ -50,7 +50,7 @@ func (i *instance) rates(units string, annotations map[string]string, names ...s
 // shows waits until the metrics have a line.
 func (i *instance) shows(want string) {
 	i.t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		_, body := i.get(i.metrics + "/metrics")
 		if strings.Contains(body, "\n"+want+"\n") {
 			return
@@ -136,7 +136,7 @@ func TestFragmentationOverHTTP(t *testing.T) {
 	// With 500 millicores left, the card of node-d is no room for what is expected
 	// anyway, so the pod takes nothing away there.
 	const alike, lost = "node-c 10 node-d 10", "node-c 9 node-d 10"
-	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		got := first.rates("12", nil, "node-c", "node-d")
 		if got == lost {
 			break

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -18,6 +19,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/platform/certs"
+	"github.com/divvy-gpu/divvy/internal/scheduler/claimreview"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 	"github.com/divvy-gpu/divvy/internal/scheduler/leader"
 	"github.com/divvy-gpu/divvy/internal/scheduler/weights"
@@ -46,8 +48,13 @@ type Options struct {
 	Placement Placement
 	Election  Election
 	Eviction  Eviction
+	// ClaimUnits are the resources of units of memory that claims stand for, as claimreview.ParseUnit reads
+	// them; none for no reviews of claims.
+	ClaimUnits []string
 	// MetricsDevices shows the units of each device among the metrics.
 	MetricsDevices bool
+	// ReportsOnly leaves the placement of pods to another program.
+	ReportsOnly bool
 	// AllowBindFrom are networks, in CIDR notation, that may ask for a bind
 	// besides the extender's own host.
 	AllowBindFrom []string
@@ -58,6 +65,8 @@ type Options struct {
 	ReservationTTL time.Duration
 	// MaxBindDelay is how long what filter promised a pod stays reserved for its bind.
 	MaxBindDelay time.Duration
+
+	embedding *Embedding // see Embed
 }
 
 // DefaultOptions returns the defaults.
@@ -95,9 +104,14 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Placement.addFlags(fs)
 	o.Election.addFlags(fs)
 	o.Eviction.addFlags(fs)
+	fs.StringSliceVar(&o.ClaimUnits, "claim-units", o.ClaimUnits,
+		"resources whose units of memory ResourceClaims can stand for, as resource=vendor:size with the size of a unit in GB, such as "+
+			"enflame.com/gcu-memory=enflame:0.1; enables the reviews of pods and claims")
 	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom,
 		"networks, such as 10.0.0.0/24, from which kube-scheduler may bind pods over plain HTTP; the extender's own host is always allowed")
 	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "export metrics of each device, three series per device")
+	fs.BoolVar(&o.ReportsOnly, "reports-only", o.ReportsOnly, "serve reports and admission reviews only: another program places pods "+
+		"(scheduler.mode=replace)")
 	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile,
 		"file with the key, 32 bytes or more, that signs planned allocations; reloaded when it changes")
 	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL,
@@ -113,7 +127,9 @@ func (o Options) Validate() error {
 		m.add("tls-listen", o.checkTLSListen())
 		o.TLS.validate(&m)
 	}
-	_, err := o.bindFrom()
+	_, err := o.claimUnits()
+	m.add("claim-units", err)
+	_, err = o.bindFrom()
 	m.add("allow-bind-from", err)
 	if o.GrantKeyFile == "" {
 		m.add("grant-key-file", errors.New("must name a file"))
@@ -146,6 +162,23 @@ func (o Options) checkTLSListen() error {
 		return fmt.Errorf("%s is the address of --metrics-listen", o.TLS.Listen)
 	}
 	return flags.CheckAddress(o.TLS.Listen)
+}
+
+func (o Options) claimUnits() ([]claimreview.Unit, error) {
+	var out []claimreview.Unit
+	var errs []error
+	if len(o.ClaimUnits) > 0 && o.TLS.Listen == "" {
+		errs = append(errs, errors.New("reviews are served over TLS; set --tls-listen"))
+	}
+	for _, text := range o.ClaimUnits {
+		unit, err := claimreview.ParseUnit(text)
+		errs = append(errs, err, flags.CheckResource(string(unit.Resource)))
+		if slices.ContainsFunc(out, func(u claimreview.Unit) bool { return u.Resource == unit.Resource }) {
+			errs = append(errs, fmt.Errorf("%s is named twice", unit.Resource))
+		}
+		out = append(out, unit)
+	}
+	return out, errors.Join(errs...)
 }
 
 func (o Options) bindFrom() ([]netip.Prefix, error) {
@@ -299,6 +332,8 @@ func (p Placement) parse(m *mistakes) placement {
 // Election lets one of several replicas answer.
 type Election struct {
 	Enabled bool
+	// Shared says that kube-scheduler takes part in the election as well.
+	Shared bool
 	// The Lease is named Name and is in Namespace, which is the pod's own when empty.
 	Name, Namespace string
 	// Duration is how long a Lease that is not renewed lasts, in whole seconds: a leader
@@ -310,6 +345,8 @@ func (e *Election) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&e.Enabled, "leader-elect", e.Enabled,
 		"use leader election; required for more than one replica. The leader answers requests, the other replicas forward to it")
 	fs.StringVar(&e.Name, "leader-elect-name", e.Name, "name of the Lease for leader election")
+	fs.BoolVar(&e.Shared, "leader-elect-shared", e.Shared, "the Lease is kube-scheduler's as well: after a kube-scheduler has held "+
+		"it, wait for its duration, because writes may be in flight")
 	fs.StringVar(&e.Namespace, "leader-elect-namespace", e.Namespace,
 		"namespace of the Lease and of the pod; POD_NAMESPACE if empty")
 	fs.DurationVar(&e.Duration, "leader-elect-duration", e.Duration,

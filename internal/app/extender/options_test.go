@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/pflag"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
@@ -41,7 +42,7 @@ func TestValidate(t *testing.T) {
 		Placement: Placement{
 			Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x", "a.example/b c"}, NodeLabel: "gcushare",
 		},
-		ReservationTTL: 1, Election: Election{Enabled: true},
+		ReservationTTL: 1, Election: Election{Enabled: true}, ClaimUnits: []string{"gcu-memory=enflame:1", "a.example/x=acme:1"},
 		Eviction: Eviction{Enabled: true, Grace: time.Second, MaxPerHour: 61, Exempt: []string{"kube-system", "Kube/System"}},
 	}.Validate()
 	if err == nil {
@@ -53,6 +54,9 @@ func TestValidate(t *testing.T) {
 		`--shutdown-delay: -1ns: must not be negative`,
 		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
 		`--log-format: log format "xml": must be one of text, json`,
+		`--claim-units: reviews are served over TLS; set --tls-listen`,
+		`--claim-units: "gcu-memory": must be an extended resource, domain/name`,
+		`--claim-units: "a.example/x=acme:1": vendor "acme" is not known; use resource=vendor:size`,
 		`--grant-key-file: must name a file`,
 		`--resources: "gcu-memory": must be an extended resource, domain/name`,
 		`--resources: a.example/x is named twice`,
@@ -152,7 +156,7 @@ func TestEnvironment(t *testing.T) {
 	}
 	want := DefaultOptions()
 	want.Placement.Policy, want.Log.Level, want.Placement.Resources = "spread", "debug", []string{"a.example/x", "b.example/y"}
-	if diff := cmp.Diff(want, o); diff != "" {
+	if diff := cmp.Diff(want, o, cmpopts.IgnoreUnexported(Options{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 

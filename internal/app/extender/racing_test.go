@@ -37,6 +37,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
 	"github.com/divvy-gpu/divvy/internal/testing/kubetest"
 )
@@ -233,10 +234,10 @@ func (w *racing) start(n int) *racer {
 	if p.election, err = p.newElection(); err != nil {
 		w.t.Fatal(err)
 	}
-	config := p.withElection(extender.Config{
+	config := p.withElection(extender.Config{Config: decision.Config{
 		Ledger: p.ledger, Cluster: p.books, Binder: unsteady{p.binder, r, cluster.NewBinder(w.server.Client(nil), placed.resources, false)},
 		Signer: p.keys.Signer, Ready: p.ready, Resources: placed.resources,
-	})
+	}})
 	config.Forward = w
 	e, err := extender.New(config)
 	if err != nil {

@@ -19,14 +19,21 @@ import (
 const (
 	configRoute    = "POST /admission/config"
 	schedulerRoute = "POST /admission/scheduler"
+	unitsRoute     = "POST /admission/units"
+	claimsRoute    = "POST /admission/claims"
 )
 
 // withReviews adds the reviews to what is answered anyway. Any replica answers
-// them, whether it leads or not.
+// them, whether it leads or not; those of claims it hands to the leader.
 func (p *program) withReviews(next http.Handler, registry prometheus.Registerer) (http.Handler, error) {
 	results := map[string][]string{"config": {admissionreview.Allowed, admissionreview.Denied, admissionreview.Bad, admissionreview.Error}}
 	if p.options.TLS.SchedulerName != "" {
 		results["scheduler"] = []string{admissionreview.Converted, admissionreview.Allowed, admissionreview.Bad, admissionreview.Error}
+	}
+	if p.claims != nil {
+		results["units"] = []string{admissionreview.Converted, admissionreview.Allowed, admissionreview.Denied, admissionreview.Bad,
+			admissionreview.Error}
+		results["claims"] = results["config"]
 	}
 	observe, err := admissionreview.NewMetrics(registry, results)
 	if err != nil {
@@ -40,6 +47,12 @@ func (p *program) withReviews(next http.Handler, registry prometheus.Registerer)
 	if p.options.TLS.SchedulerName != "" {
 		scheduler := admission.Scheduler{Name: p.options.TLS.SchedulerName, Resources: p.placement.resources}
 		mux.Handle(schedulerRoute, reviews.Handler("scheduler", nil, scheduler.Decide))
+	}
+	if p.claims != nil {
+		mux.Handle(unitsRoute, reviews.Handler("units", nil, p.claims.Translate))
+		// One replica knows which claims were admitted a moment ago.
+		mux.Handle(claimsRoute, p.extender.Led("claims", admissionreview.MaxBody,
+			reviews.Handler("claims", p.claims.Ready, p.claims.Validate)))
 	}
 	return mux, nil
 }

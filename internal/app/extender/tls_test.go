@@ -19,6 +19,7 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
@@ -49,7 +50,7 @@ func tlsClients(t *testing.T) kube.Clients {
 // certificate. It waits for both.
 func published(t *testing.T, c kube.Clients) (*x509.CertPool, tls.Certificate) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		ca, caErr := c.Kubernetes.CoreV1().ConfigMaps(release).Get(t.Context(), "divvy-extender-ca", metav1.GetOptions{})
 		client, clientErr := c.Kubernetes.CoreV1().Secrets(release).Get(t.Context(), "divvy-extender-client", metav1.GetOptions{})
@@ -271,7 +272,7 @@ func TestReviews(t *testing.T) {
 	key := grantKey(t)
 	i := start(t, c, func(o *Options) {
 		o.GrantKeyFile, o.TLS.Listen, o.TLS.Namespace, o.TLS.SchedulerName = key, ":32765", release, "divvy-scheduler"
-		o.ShutdownDelay = 2 * time.Second
+		o.ShutdownDelay, o.ClaimUnits = 2*time.Second, []string{"enflame.com/gcu-memory=enflame:1"}
 	})
 	i.ready("")
 	roots, certificate := published(t, c)
@@ -284,7 +285,7 @@ func TestReviews(t *testing.T) {
 	if _, err := c.Kubernetes.CoreV1().Pods("team").Update(t.Context(), bound, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for status, body := 0, ""; !strings.Contains(body, `state="ungranted"} 1`); status, body = i.get(i.metrics + "/metrics") {
 		if time.Now().After(deadline) {
 			t.Fatalf("the books do not see the pod: %d %s", status, body)
@@ -319,7 +320,18 @@ func TestReviews(t *testing.T) {
 	if r := reviewed(i, client, "/admission/scheduler", create); !r.Allowed || !strings.Contains(string(r.Patch), "divvy-scheduler") {
 		t.Errorf("a pod is answered with %+v", r)
 	}
-	for _, route := range []string{"/admission/config", "/admission/scheduler"} {
+	if r := reviewed(i, client, "/admission/units", create); !r.Allowed || !strings.Contains(string(r.Patch), "resourceClaimTemplateName") {
+		t.Errorf("units of a pod are answered with %+v", r)
+	}
+	claim := admissionv1.AdmissionRequest{Operation: admissionv1.Create, Namespace: "team",
+		Resource: metav1.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaims"},
+		Object: object(resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "enflame.divvy.dev"}}}}}}})}
+	if r := reviewed(i, client, "/admission/claims", claim); r.Allowed || !strings.Contains(r.Result.Message, "takes no parameters") {
+		t.Errorf("a claim is answered with %+v", r)
+	}
+	for _, route := range []string{"/admission/config", "/admission/scheduler", "/admission/units", "/admission/claims"} {
 		resp, err := http.Post(i.url+route, "application/json", strings.NewReader("{}")) //nolint:noctx // a test
 		if err != nil {
 			t.Fatal(err)

@@ -338,6 +338,7 @@ func TestRequests(t *testing.T) {
 		// Of the pool, which is not there; no pod is read twice.
 		"/api/v1/nodes?limit=500", "/api/v1/resourcequotas?limit=500",
 		"/api/v1/pods?" + unfinished + "&labelSelector=divvy.dev%2Fpool%3Dtrue&limit=500",
+		"/apis/resource.k8s.io/v1/resourceslices?limit=500",
 		proxy + "/gcushare-scheduler/inspect?details=true&resource=enflame.com%2Fgcu-memory"}
 	if diff := cmp.Diff(want, s.asked); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -4,9 +4,13 @@
 package kubectl
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -72,6 +76,40 @@ func (c *Cluster) Namespace() (string, error) {
 	return namespace, nil
 }
 
+// CheckNamespace reports what is wrong with the value of a subcommand's own --namespace, which may be "".
+func CheckNamespace(namespace string) error {
+	if namespace == "" {
+		return nil
+	}
+	var errs []error
+	for _, problem := range validation.IsDNS1123Label(namespace) {
+		errs = append(errs, fmt.Errorf("--namespace %q: %s", namespace, problem))
+	}
+	return errors.Join(errs...)
+}
+
+// Name is what the person calls the chosen cluster: the name of the context, else the API server's
+// address. The context does not name a cluster that --cluster or --server chooses: then it is both.
+func (c *Cluster) Name() (string, error) {
+	client := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, c.overrides)
+	raw, err := client.RawConfig()
+	if err != nil {
+		return "", fmt.Errorf("configuration of the Kubernetes client: %w", err)
+	}
+	name := cmp.Or(c.overrides.CurrentContext, raw.CurrentContext)
+	if name != "" && c.overrides.Context.Cluster == "" && c.overrides.ClusterInfo.Server == "" {
+		return name, nil
+	}
+	config, err := c.Config()
+	if err != nil {
+		return "", err
+	}
+	if name == "" {
+		return config.Host, nil
+	}
+	return fmt.Sprintf("%s, at %s", name, config.Host), nil
+}
+
 // Clients makes the clients. It does not contact the API server.
 func (c *Cluster) Clients() (kube.Clients, error) {
 	config, err := c.Config()
@@ -79,4 +117,19 @@ func (c *Cluster) Clients() (kube.Clients, error) {
 		return kube.Clients{}, err
 	}
 	return kube.NewClients(config, Agent())
+}
+
+// Objects makes a client of objects of any kind. It does not contact the API server.
+func (c *Cluster) Objects() (dynamic.Interface, error) {
+	config, err := c.Config()
+	if err != nil {
+		return nil, err
+	}
+	rest.AddUserAgent(config, Agent())
+	config.QPS = -1
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("client of objects of any kind: %w", err)
+	}
+	return objects, nil
 }

@@ -8,9 +8,11 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/app/device"
 	"github.com/divvy-gpu/divvy/internal/app/doctor"
+	"github.com/divvy-gpu/divvy/internal/app/explain"
 	"github.com/divvy-gpu/divvy/internal/app/inspect"
 	"github.com/divvy-gpu/divvy/internal/app/pool"
 	"github.com/divvy-gpu/divvy/internal/app/simulate"
+	"github.com/divvy-gpu/divvy/internal/app/ui"
 	"github.com/divvy-gpu/divvy/internal/app/why"
 )
 
@@ -23,7 +25,8 @@ func Command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(inspect.Command(), why.Command(), doctor.Command(), device.Command(), pool.Command(), simulate.Command())
+	cmd.AddCommand(inspect.Command(), why.Command(), explain.Command(), ui.Command(), doctor.Command(), device.Command(), pool.Command(),
+		simulate.Command())
 	about.Version(cmd, inspect.APIs()...)
 	return cmd
 }

@@ -94,6 +94,11 @@ func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
 		"extended resources that the extender manages; if empty, those already configured, or else "+wiring.DefaultResource)
 	fs.IntVar(&e.Weight, "weight", e.Weight, "weight of the extender's node scores relative to those of kube-scheduler's plugins; with "+
 		"200 the extender decides whenever its scores differ")
+	fs.StringVar(&e.Image, "replace-image", e.Image, "image of divvy-scheduler, which then runs in place of kube-scheduler; "+
+		schedconf.Minor+" in it stands for kube-scheduler's minor version, such as 1.37. Empty to keep kube-scheduler")
+	fs.StringArrayVar(&e.Args, "replace-flag", e.Args, "flag of divvy-scheduler with --replace-image; may be repeated")
+	fs.StringVar(&e.GrantKeyFile, "grant-key-file", e.GrantKeyFile, "file with the key that signs planned allocations; required with "+
+		"--replace-image")
 	fs.DurationVar(&e.Timeout, "extender-timeout", e.Timeout, "kube-scheduler's timeout for calls to the extender")
 }
 
@@ -143,6 +148,12 @@ func (o *Options) Validate() error {
 	}
 	if (e.CertFile == "") != (e.KeyFile == "") {
 		mistake("client-cert-file", "requires --client-key-file")
+	}
+	switch {
+	case e.Image != "" && e.GrantKeyFile == "":
+		mistake("replace-image", "requires --grant-key-file")
+	case e.Image == "" && len(e.Args) > 0:
+		mistake("replace-flag", "requires --replace-image")
 	}
 	for _, resource := range e.Resources {
 		if err := flags.CheckResource(resource); err != nil {

@@ -29,6 +29,8 @@ func TestValidate(t *testing.T) {
 		"combined with --ext":  func(o *Options) { o.Extender.Proxy, o.Extender.URL = "127.0.0.1:1", "http://a" },
 		"--client-cert-file":   func(o *Options) { o.Extender.CertFile = "/a" },
 		"--resources: \"gpu\"": func(o *Options) { o.Extender.Resources = []string{"gpu"} },
+		"--replace-image":      func(o *Options) { o.Extender.Image = "divvy-scheduler-MINOR" },
+		"--replace-flag":       func(o *Options) { o.Extender.Args = []string{"--policy=spread"} },
 		"--listen":             func(o *Options) { o.Listen = "9402" },
 		"--log-level":          func(o *Options) { o.Log.Level = "loud" },
 		"--resync":             func(o *Options) { o.Resync = -1 },

@@ -22,6 +22,8 @@ type Options struct {
 	// Dump is a file to write what the live cluster has.
 	FromCluster    bool
 	FromDump, Dump string
+	// Replay is a file of recorded decisions to replay instead of a workload.
+	Replay string
 	// Resource is the one to simulate, of a cluster that shares several.
 	Resource string
 
@@ -67,6 +69,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.FromCluster, "from-cluster", o.FromCluster, "read nodes and pods from the live cluster; nothing is changed there")
 	fs.StringVar(&o.FromDump, "from-dump", o.FromDump,
 		"read nodes and pods from a file written by --dump or by \"kubectl get nodes,pods -A -o json\"; \"-\" for standard input")
+	fs.StringVar(&o.Replay, "replay", o.Replay, "replay the decisions in a file written by \"kubectl divvy explain --export\" with each "+
+		"policy, and show what would differ; \"-\" for standard input")
 	fs.StringVar(&o.Dump, "dump", o.Dump, "write the nodes and pods of the live cluster that simulations need to this file and exit; "+
 		"\"-\" for standard output")
 	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to simulate, if the nodes share several")
@@ -97,19 +101,22 @@ func (o Options) Validate() error {
 	var errs []error
 	mistake := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	sources := 0
-	for _, given := range []bool{o.FromCluster, o.FromDump != "", o.Dump != ""} {
+	for _, given := range []bool{o.FromCluster, o.FromDump != "", o.Dump != "", o.Replay != ""} {
 		if given {
 			sources++
 		}
 	}
 	if sources != 1 {
-		mistake("exactly one of --from-cluster, --from-dump FILE and --dump FILE is required")
+		mistake("exactly one of --from-cluster, --from-dump FILE, --replay FILE and --dump FILE is required")
 	}
 	if o.Churn && o.FindNodes {
 		mistake("--churn and --find-nodes cannot be combined")
 	}
 	if o.Defragment && (o.Churn || o.FindNodes || o.Dump != "") {
 		mistake("--defragment cannot be combined with --churn, --find-nodes or --dump")
+	}
+	if o.Replay != "" && (o.Churn || o.FindNodes || o.Defragment) {
+		mistake("--replay cannot be combined with --churn, --find-nodes or --defragment")
 	}
 	if o.EmptyNode != "" && !o.Defragment {
 		mistake("--empty-node requires --defragment")

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
+	"github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/simulate"
 	"github.com/divvy-gpu/divvy/internal/report/simulate/live"
@@ -27,6 +28,10 @@ determined by a seed, and each is either placed immediately or rejected permanen
 much of the devices is allocated after a given demand has arrived. With --churn, pods also leave; with
 --find-nodes, the smallest number of nodes that the pods need is determined.
 
+With --replay, the decisions that the extender has made are replayed with each policy: the pods arrive and
+end as they did. The table shows which pods would be elsewhere or not be placed, and how many devices would
+be in use.
+
 With --defragment, the pods stay where they are, and the command plans which few of them to move, and in
 which order, to admit the pods that wait, or to empty a node. Each step is carried out on a copy in memory
 first, with the extender's own code, and is printed with its commands. Exit status with --defragment: 0
@@ -37,6 +42,7 @@ const examples = `  kubectl divvy simulate --from-cluster
   kubectl divvy simulate --from-cluster --find-nodes
   kubectl divvy simulate --dump cluster.json
   kubectl divvy simulate --from-dump cluster.json --policy binpack,fragmentation --churn
+  kubectl divvy simulate --replay decisions.json --policy spread
   kubectl divvy simulate --from-cluster --defragment
   kubectl divvy simulate --from-cluster --defragment --empty-node gcu-1`
 
@@ -81,6 +87,9 @@ func Run(ctx context.Context, o Options, connect func() (kube.Clients, error), i
 	}
 	if o.Defragment {
 		return o.defragment(ctx, connect, in, out)
+	}
+	if o.Replay != "" {
+		return o.replay(ctx, in, out, errOut)
 	}
 	if o.Dump != "" {
 		return dump(ctx, o.Dump, connect, out)
@@ -128,6 +137,42 @@ func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, 
 		Cluster: c, Workloads: []*simulate.Workload{w}, Policies: kinds, FirstSeed: o.Seed, Seeds: o.Shuffles, Arrived: o.Arrived,
 		Strict: o.Strict, Sample: o.Sample,
 	}, nil
+}
+
+// replay replays recorded decisions.
+func (o *Options) replay(ctx context.Context, in io.Reader, out, errOut io.Writer) error {
+	kinds, err := o.kinds()
+	if err != nil {
+		return err
+	}
+	f, name, err := live.Open(o.Replay, in)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	l, record, err := live.ReadExport(f, name)
+	if err != nil {
+		return err
+	}
+	c, resource, err := l.Nodes(o.Resource, errOut)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for i := range c.Nodes { // what other pods take of them is not recorded
+		c.Nodes[i].CPU, c.Nodes[i].Memory = place.Unlimited, place.Unlimited
+	}
+	d := simulate.Decisions{Cluster: c, Resource: resource, Record: record, Policies: kinds}
+	r, err := d.Run(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintln(errOut, note)
+	}
+	if o.Output == formatJSON {
+		return r.PrintJSON(out)
+	}
+	return r.PrintTable(out)
 }
 
 // live reads the cluster, or the dump of one.

@@ -129,9 +129,9 @@ func TestMistakes(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing to simulate": {nil, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is required"},
+		"nothing to simulate": {nil, "exactly one of --from-cluster, --from-dump FILE, --replay FILE and --dump FILE is required"},
 		"two sources": {[]string{"--from-cluster", "--from-dump", "f"},
-			"exactly one of --from-cluster, --from-dump FILE and --dump FILE is required"},
+			"exactly one of --from-cluster, --from-dump FILE, --replay FILE and --dump FILE is required"},
 		"a dump of a dump": {[]string{"--dump", "f", "--from-dump", "f"}, "exactly one of"},
 		"unknown policy": {[]string{"--from-cluster", "--policy", "tetris"},
 			`--policy: unknown policy "tetris"; use one of binpack, spread, fragmentation, fragmentation-online`},
@@ -244,12 +244,15 @@ func TestLiveCluster(t *testing.T) {
 		livePod("ended", "a", 16, v1.PodSucceeded, nil), livePod("daemon", "a", 0, v1.PodRunning, nil),
 		livePod("wrong", "", 3, v1.PodPending, map[string]string{wire.CountAnnotation: "2"}),
 	}
+	claiming := livePod("claiming", "", 0, v1.PodPending, nil)
+	claiming.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "gcu"}}
+	objects = append(objects, claiming)
 	args := []string{"--policy", "binpack", "--shuffles", "2", "-o", "json"}
 	fromCluster, said, err := run(t, objects, "", append(args, "--from-cluster")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Node odd is ignored: ",
+	for _, want := range []string{"Node odd is ignored: ", "ResourceClaims are not simulated, and 1 of the pods have some",
 		"Pod team/wrong is ignored: annotation divvy.dev/devices: container main requests 3"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("said %q, want %q in it", said, want)

@@ -168,7 +168,7 @@ func (i *instance) end() error {
 	select {
 	case <-i.ended:
 		return i.err
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		i.t.Fatal("it did not stop")
 		return nil
 	}
@@ -650,7 +650,7 @@ func original(version string) string {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
 		}

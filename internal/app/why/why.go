@@ -12,10 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
-	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/why"
 )
 
@@ -55,7 +53,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the pods; that of the context if empty")
 	fs.BoolVar(&o.All, "all", o.All, "explain all waiting pods of the namespace, one line each")
 	fs.StringVar(&o.FromDump, "from-dump", o.FromDump, "read the cluster from a file written by \"kubectl get nodes,pods,events,"+
-		"deployments,statefulsets,jobs -A -o json\"; \"-\" for standard input")
+		"deployments,statefulsets,jobs,poddisruptionbudgets -A -o json\"; \"-\" for standard input")
 	fs.StringVarP(&o.Output, "output", "o", o.Output, "text or json")
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "maximum duration of reading the cluster")
 }
@@ -67,18 +65,15 @@ func (o Options) Validate(args []string) error {
 	case o.All && len(args) > 0:
 		errs = append(errs, errors.New("--all explains all pods of the namespace; do not name one"))
 	case !o.All && len(args) != 1:
-		errs = append(errs, errors.New("exactly one POD, job/NAME, deployment/NAME or statefulset/NAME is required, or --all"))
+		errs = append(errs,
+			errors.New("exactly one POD, job/NAME, deployment/NAME, statefulset/NAME or workload/NAME is required, or --all"))
 	}
 	if !o.All && len(args) == 1 {
 		if _, err := parseTarget(args[0]); err != nil {
 			errs = append(errs, err)
 		}
 	}
-	if o.Namespace != "" {
-		for _, problem := range validation.IsDNS1123Label(o.Namespace) {
-			errs = append(errs, fmt.Errorf("--namespace %q: %s", o.Namespace, problem))
-		}
-	}
+	errs = append(errs, kubectl.CheckNamespace(o.Namespace))
 	if o.Output != formatText && o.Output != formatJSON {
 		errs = append(errs, fmt.Errorf("--output %q: must be text or json", o.Output))
 	}
@@ -90,8 +85,8 @@ func (o Options) Validate(args []string) error {
 
 const about = `Explain why a pod waits, and list the smallest changes that would admit it.
 
-The argument is a pod, or a Job, Deployment or StatefulSet, whose oldest waiting pod is explained. Each
-change is applied to a copy of the cluster in memory first, with the extender's own code; it is listed as
+The argument is a pod, or a Job, Deployment, StatefulSet or Workload of Kueue, whose oldest waiting pod is
+explained. Each change is applied to a copy of the cluster in memory first, with the extender's own code; it is listed as
 "not verified" if kube-scheduler also looks at something that is not judged here. Nothing is changed in
 the cluster.
 
@@ -109,20 +104,30 @@ const examples = `  kubectl divvy why train-0
 // Command returns the subcommand. The answer goes to cmd's output.
 func Command() *cobra.Command {
 	c := kubectl.New()
-	cmd := command(func() (kube.Clients, string, error) {
+	cmd := command(func() (Clients, string, error) {
 		namespace, err := c.Namespace()
 		if err != nil {
-			return kube.Clients{}, "", err
+			return Clients{}, "", err
 		}
-		clients, err := c.Clients()
+		clients, err := Connect(c)
 		return clients, namespace, err
 	}, time.Now)
 	c.AddFlagsWithoutTimeout(cmd.Flags()) // --timeout is about all requests
 	return cmd
 }
 
+// Connect makes clients of the chosen cluster. It does not contact the API server.
+func Connect(c *kubectl.Cluster) (Clients, error) {
+	clients, err := c.Clients()
+	if err != nil {
+		return Clients{}, err
+	}
+	objects, err := c.Objects()
+	return Clients{Kubernetes: clients.Kubernetes, Objects: objects}, err
+}
+
 // connector makes clients, and names the namespace of the context.
-type connector func() (kube.Clients, string, error)
+type connector func() (Clients, string, error)
 
 // command is Command without the flags that choose a cluster.
 func command(connect connector, now func() time.Time) *cobra.Command {
@@ -134,7 +139,7 @@ func command(connect connector, now func() time.Time) *cobra.Command {
 		return &kubectl.ExitError{Code: ExitUsage, Err: err}
 	}
 	cmd := &cobra.Command{
-		Use:     "why POD | job/NAME | deployment/NAME | statefulset/NAME | --all",
+		Use:     "why POD | job/NAME | deployment/NAME | statefulset/NAME | workload/NAME | --all",
 		Short:   "Explain why a pod waits, and what would admit it",
 		Long:    about,
 		Example: examples,
@@ -176,6 +181,8 @@ func Run(ctx context.Context, o Options, name string, connect connector, now fun
 		for _, p := range s.Waiting(namespace) {
 			all = append(all, x.Pod(p))
 		}
+	case target.kind == kindWorkload:
+		all = append(all, x.Workload(s.Workload(namespace, target.name), owner))
 	case owner != nil:
 		all = append(all, x.Owner(owner))
 	default:

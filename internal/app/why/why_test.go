@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,15 +18,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
-	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/why"
 )
 
@@ -76,6 +79,14 @@ func pod(name, units string, phase corev1.PodPhase) *corev1.Pod {
 // not be listed cluster-wide.
 func run(t *testing.T, objects []runtime.Object, forbidden, stdin string, args ...string) (string, error) {
 	t.Helper()
+	var others []*unstructured.Unstructured
+	objects = slices.DeleteFunc(slices.Clone(objects), func(o runtime.Object) bool {
+		other, is := o.(*unstructured.Unstructured)
+		if is {
+			others = append(others, other)
+		}
+		return is
+	})
 	client := fake.NewClientset(objects...)
 	client.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		if a.GetNamespace() == "" && a.GetResource().Resource == forbidden {
@@ -88,7 +99,9 @@ func run(t *testing.T, objects []runtime.Object, forbidden, stdin string, args .
 		review.Status.Allowed = review.Spec.ResourceAttributes.Namespace == "team-a"
 		return true, review, nil
 	})
-	cmd := command(func() (kube.Clients, string, error) { return kube.Clients{Kubernetes: client}, "team-a", nil },
+	cmd := command(func() (Clients, string, error) {
+		return Clients{client, queues(t, forbidden, others...)}, "team-a", nil
+	},
 		func() time.Time { return now })
 	var out bytes.Buffer
 	cmd.SetArgs(append([]string{}, args...))
@@ -98,6 +111,53 @@ func run(t *testing.T, objects []runtime.Object, forbidden, stdin string, args .
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	err := cmd.ExecuteContext(t.Context())
 	return out.String(), err
+}
+
+// queues is a client of the objects of Kueue and PodGroups. Without any the API server does not
+// know their kinds.
+func queues(t *testing.T, forbidden string, objects ...*unstructured.Unstructured) dynamic.Interface {
+	t.Helper()
+	kinds := map[schema.GroupVersionResource]string{}
+	for _, version := range []string{"v1beta2", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"} {
+		for group, resource := range map[string]string{why.GroupKueue: "workloads", why.GroupPlugins: "podgroups",
+			why.GroupScheduling: "podgroups", why.VisibilityKueue: "localqueues"} {
+			kinds[schema.GroupVersionResource{Group: group, Version: version, Resource: resource}] = "List"
+		}
+	}
+	scheme := runtime.NewScheme()
+	client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(scheme, kinds)
+	client.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		var found []unstructured.Unstructured
+		of := a.GetResource()
+		for _, o := range objects {
+			plural := map[string]string{"Workload": "workloads", "PodGroup": "podgroups",
+				"PendingWorkloadsSummary": "localqueues"}[o.GetKind()]
+			if o.GroupVersionKind().GroupVersion() == of.GroupVersion() && plural == of.Resource {
+				found = append(found, *o)
+			}
+		}
+		gr := of.GroupResource()
+		switch {
+		case forbidden == of.Resource:
+			return true, nil, apierrors.NewForbidden(gr, "", errors.New("no"))
+		case len(found) == 0:
+			return true, nil, apierrors.NewNotFound(gr, "")
+		case a.GetVerb() == "get":
+			return true, &found[0], nil
+		}
+		return true, &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": of.GroupVersion().String(), "kind": "List"},
+			Items: found}, nil
+	})
+	return client
+}
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	var o unstructured.Unstructured
+	if err := o.UnmarshalJSON([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	return &o
 }
 
 func dumpOf(t *testing.T, objects ...runtime.Object) string {
@@ -121,6 +181,21 @@ func TestCommand(t *testing.T) {
 	if err := os.WriteFile(file, []byte(dumpOf(t, waiting...)), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	queued := object(t, `{"apiVersion":"kueue.x-k8s.io/v1beta1","kind":"Workload","metadata":{"namespace":"team-a","name":"job-train-1",
+		"ownerReferences":[{"apiVersion":"batch/v1","kind":"Job","name":"train","uid":"u"}]},"spec":{"queueName":"q"},
+		"status":{"conditions":[		{"type":"QuotaReserved","status":"False","reason":"Pending",
+		"message":"insufficient unused quota for x in flavor f, 3 more needed"}]}}`)
+	admitted := queued.DeepCopy()
+	_ = unstructured.SetNestedField(admitted.Object, []any{map[string]any{"type": "Admitted", "status": "True"}}, "status", "conditions")
+	pending := object(t, `{"apiVersion":"visibility.kueue.x-k8s.io/v1beta1","kind":"PendingWorkloadsSummary",
+		"metadata":{"name":"q"},"items":[
+		{"metadata":{"name":"other"}},{"metadata":{"name":"job-train-1"},"positionInClusterQueue":4,"positionInLocalQueue":1}]}`)
+	suspended := &batchv1.Job{TypeMeta: metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"}, ObjectMeta: meta,
+		Spec: batchv1.JobSpec{Suspend: &yes}}
+	group := object(t, `{"apiVersion":"scheduling.x-k8s.io/v1alpha1","kind":"PodGroup","metadata":{"namespace":"team-a","name":"g"},
+		"spec":{"minMember":2}}`)
+	member := pod("train-0", "20", corev1.PodPending)
+	member.Labels = map[string]string{"scheduling.x-k8s.io/pod-group": "g"}
 	for name, tt := range map[string]struct {
 		objects   []runtime.Object
 		forbidden string
@@ -152,6 +227,36 @@ func TestCommand(t *testing.T) {
 		"a Job that is suspended": {objects: []runtime.Object{node(t), &batchv1.Job{ObjectMeta: meta,
 			Spec: batchv1.JobSpec{Suspend: &yes}}}, args: []string{"job/train"}, code: ExitWaits,
 			want: []string{"job/train waits: the Job is suspended."}},
+		"a Workload": {objects: []runtime.Object{node(t), queued, pending, suspended}, args: []string{"workload/job-train-1"},
+			code: ExitWaits,
+			want: []string{"raise the quota of x in flavor f by 3", "place 5 in the cluster queue, 2 in local queue q"}},
+		"a Workload whose place is unknown": {objects: []runtime.Object{node(t), queued, suspended}, args: []string{"wl/job-train-1"},
+			code: ExitWaits, want: []string{"3 more needed", "Its place in the queue is unknown"}},
+		"a Workload that is admitted": {objects: []runtime.Object{node(t), admitted, &batchv1.Job{ObjectMeta: meta}},
+			args: []string{"workload/job-train-1"}, code: ExitWaits, want: []string{"job/train has too few pods: 0 of 1 pod exist"}},
+		"the Job of a Workload": {objects: []runtime.Object{node(t), queued, suspended}, args: []string{"job/train"}, code: ExitWaits,
+			want: []string{"Kueue has not admitted it"}},
+		"a suspended Job and no right to Workloads": {objects: []runtime.Object{node(t), suspended}, forbidden: "workloads",
+			args: []string{"job/train"}, code: ExitWaits, want: []string{"the Job is suspended",
+				"The Workloads of Kueue could not be read"}},
+		"a Workload without the right to it": {objects: []runtime.Object{node(t)}, forbidden: "workloads", args: []string{"workload/x"},
+			code: ExitUnknown, want: []string{"the Workloads of Kueue cannot be read"}},
+		"a Workload without Kueue": {objects: []runtime.Object{node(t)}, args: []string{"workload/x"}, code: ExitUnknown,
+			want: []string{"the Workloads of Kueue cannot be read: it is not installed"}},
+		"an unknown Workload": {objects: []runtime.Object{node(t), queued}, args: []string{"workload/x"}, code: ExitUsage,
+			want: []string{`namespace team-a has no workload "x"`}},
+		"a Workload of a dump": {stdin: dumpOf(t, node(t), queued, suspended), code: ExitWaits,
+			args: []string{"workload/job-train-1", "-n", "team-a", "--from-dump", "-"}, want: []string{"raise the quota of x"}},
+		"an unknown Workload of a dump": {stdin: dumpOf(t, node(t), queued), code: ExitUsage,
+			args: []string{"workload/x", "--from-dump", "-"}, want: []string{`has no workload "x"`}},
+		"a gang": {objects: []runtime.Object{node(t), member, group}, args: []string{"train-0"}, code: ExitWaits,
+			want: []string{"pod group g needs 2 pods at once, and 1 exists"}},
+		"a gang without the right to it": {objects: []runtime.Object{node(t), member}, forbidden: "podgroups", args: []string{"train-0"},
+			code: ExitWaits, want: []string{"The PodGroups could not be read"}},
+		"no right to budgets": {objects: []runtime.Object{node(t), pod("train-0", "16", corev1.PodPending), pod("o", "32",
+			corev1.PodRunning)},
+			forbidden: "poddisruptionbudgets", args: []string{"train-0"}, code: ExitWaits,
+			want: []string{"The PodDisruptionBudgets could not be read"}},
 		"an unknown pod": {objects: waiting, args: []string{"other"}, code: ExitUsage,
 			want: []string{`namespace team-a has no pod "other"`}},
 		"an unknown controller": {objects: waiting, args: []string{"job/other"}, code: ExitUsage,
@@ -176,6 +281,8 @@ func TestCommand(t *testing.T) {
 			want: []string{"no nodes among"}},
 		"a broken dump": {stdin: "{\n", args: []string{"x", "--from-dump", "-"}, code: ExitUnknown,
 			want: []string{"standard input:2"}},
+		"a dump that is no list": {stdin: "[]", args: []string{"x", "--from-dump", "-"}, code: ExitUnknown,
+			want: []string{"standard input: it must be a List of nodes and pods"}},
 		"no dump": {args: []string{"x", "--from-dump", "/nonexistent"}, code: ExitUnknown, want: []string{"no such file"}},
 		"a dump without the controller": {stdin: dumpOf(t, waiting...), args: []string{"job/x", "--from-dump", "-"}, code: ExitUsage,
 			want: []string{`namespace default has no job "x"`}},

@@ -196,6 +196,9 @@ type Inventory struct {
 	// resource. A node daemon of an earlier release gives one, whatever the grant
 	// says.
 	Several bool
+	// Least is the fewest units of a device that a container can have, since the context of a
+	// process takes a part of what it is limited to; 0 for any.
+	Least Units
 }
 
 // ContainerKind tells when a container runs relative to the others of its pod.
@@ -317,6 +320,29 @@ func (r Request) Peak() Units {
 	return max(initPeak, sidecars.plus(apps))
 }
 
+// Each returns the part of Peak that is requested on each device.
+func (r Request) Each() Units { return r.Peak() / Units(max(r.Devices, 1)) }
+
+// Least returns the fewest units that a container has of a device.
+func (r Request) Least() Units {
+	least := r.Each()
+	for _, c := range r.Containers {
+		if c.Units > 0 {
+			least = min(least, c.Units/Units(max(r.Devices, 1)))
+		}
+	}
+	return least
+}
+
+// Key is the same for requests that fit on the same nodes.
+func (r Request) Key() string {
+	key := fmt.Sprintf("%s %d %d %d %d %d %d %s", r.Resource, r.Priority, r.Peak(), r.Least(), r.Devices, r.CPU, r.Memory, r.Policy)
+	if s := r.Selection; s != nil {
+		key += fmt.Sprintf(" %q %s", [][]string{s.UseModels, s.AvoidModels, s.UseIDs, s.AvoidIDs}, s.Isolation)
+	}
+	return key
+}
+
 // PodRef identifies a pod. UID decides; the names are for people.
 type PodRef struct {
 	UID       string
@@ -391,6 +417,9 @@ const (
 	// NoCapacity: the node has not enough CPU or memory left; pods that end may
 	// change that.
 	NoCapacity
+	// TooSmall: a container asks for less of a device than one of the node can have, see
+	// Inventory.Least.
+	TooSmall
 	// Unservable: the request is one that no node serves as it is written: its
 	// units cannot be divided by its devices, or its policy is not known.
 	Unservable
@@ -428,6 +457,8 @@ func (e *NoFitError) Error() string {
 		return fmt.Sprintf("node %s: no device of %s is allowed by the pod's annotations: %v", e.Node, e.Resource, ErrNoFit)
 	case e.Code == NotIsolated:
 		return fmt.Sprintf("node %s: %s: %v", e.Node, WhyNotIsolated(e.Required, e.Stated), ErrNoFit)
+	case e.Code == TooSmall:
+		return fmt.Sprintf("node %s: %s: %v", e.Node, WhyTooSmall(e.Resource), ErrNoFit)
 	case e.Code == TooFewDevices:
 		return fmt.Sprintf("node %s: fewer than %d devices of %s with %d units are allowed for the pod: %v", e.Node, e.Devices, e.Resource,
 			e.Need, ErrNoFit)
@@ -439,6 +470,11 @@ func (e *NoFitError) Error() string {
 	}
 	return fmt.Sprintf("node %s: %d units of %s requested on one device, at most %d are free on any: %v",
 		e.Node, e.Need, e.Resource, e.Largest, ErrNoFit)
+}
+
+// WhyTooSmall says that a container asks for less than one can have.
+func WhyTooSmall(r Resource) string {
+	return fmt.Sprintf("a container requests no more of %s than the context of a process takes", r)
 }
 
 // Unwrap makes errors.Is(err, ErrNoFit) true.

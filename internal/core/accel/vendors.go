@@ -27,6 +27,8 @@ type Vendor struct {
 	// "insufficient GCU Memory in one gcu device".
 	Memory                 Resource
 	MemoryText, DeviceText string
+	// DeviceType is what a device of the vendor is in ResourceSlices, in one word.
+	DeviceType string
 	// LegacyPrefix begins the annotations that pods with units of Memory carried
 	// before Divvy; "" for none.
 	LegacyPrefix string
@@ -44,6 +46,7 @@ var Vendors = []Vendor{
 		Devices:    "enflame.com/gcu",
 		Partitions: "enflame.com/drs-gcu-", PartitionBackend: "drs",
 		Memory: "enflame.com/gcu-memory", MemoryText: "GCU Memory", DeviceText: "gcu device",
+		DeviceType:   "gcu",
 		LegacyPrefix: "enflame.com/gcu-device-",
 		Plugins:      []string{"gcushare-device-plugin", "gcu-device-plugin", "enflame-gcu-device-plugin", "enflame-device-plugin"},
 		Schedulers:   []string{"gcushare-scheduler-extender", "gcushare-config-manager", "gcushare-scheduler-plugin"},
@@ -53,7 +56,8 @@ var Vendors = []Vendor{
 		NodeLabel: "iluvatar.com/gpu.present", Labels: `iluvatar\.com/(gpu|cuda|ix)\..+`,
 		Devices: "iluvatar.com/gpu",
 		Memory:  "iluvatar.com/gpu-memory", MemoryText: "GPU Memory", DeviceText: "iluvatar device",
-		Plugins: []string{"iluvatar-device-plugin", "ix-device-plugin"},
+		DeviceType: "chip",
+		Plugins:    []string{"iluvatar-device-plugin", "ix-device-plugin"},
 	},
 	{
 		Name: "nvidia", Brand: "NVIDIA",
@@ -62,6 +66,7 @@ var Vendors = []Vendor{
 		Devices:        "nvidia.com/gpu",
 		Partitions:     "nvidia.com/mig-", PartitionBackend: "mig",
 		Memory: "nvidia.com/gpu-memory", MemoryText: "GPU Memory", DeviceText: "nvidia device",
+		DeviceType: "gpu",
 		Plugins: []string{"nvidia-device-plugin", "nvidia-gpu-device-plugin", "hami-device-plugin", "volcano-device-plugin",
 			"volcano-vgpu-device-plugin", "gpushare-device-plugin"},
 		Schedulers: []string{"gpushare-schd-extender"},

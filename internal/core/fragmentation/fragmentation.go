@@ -210,9 +210,8 @@ func (f *Policy) supply(s *statics) (useful []float64, slots []int64) {
 	}
 	for _, n := range f.census.nodes {
 		st := state{n.cpu, n.memory, f.cells[n.first:n.end]}
-		for i := range s.groups {
-			whole, _ := s.slots(&s.groups[i], &st)
-			slots[i] += whole
+		for i, of := range s.memo.of(s, &st).slots {
+			slots[i] += of.whole
 		}
 	}
 	return useful, slots
@@ -232,13 +231,7 @@ func (f *Policy) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, ra
 	}
 	var before, after [16]cell
 	st := p.stateOf(n, before[:0])
-	then := st
-	if n.CPU != place.Unlimited {
-		then.cpu = bounded(n.CPU - max(a.CPU, 0))
-	}
-	if n.Memory != place.Unlimited {
-		then.memory = bounded(n.Memory - max(a.Memory, 0))
-	}
+	then := st.charged(n, a)
 	switch {
 	case a.Devices <= 0:
 		return slots, p.potential(&st) - p.potential(&then) + p.surplus(n, a), true
@@ -249,11 +242,28 @@ func (f *Policy) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, ra
 	if !ok {
 		return slots, rating, false
 	}
-	then.cells = append(after[:0], st.cells...)
-	for _, i := range slots {
-		take(then.cells, then.find(p.cell(&n.Slots[i])), a.Units)
-	}
+	p.take(&then, n, a, slots, after[:0])
 	return slots, place.Connections(rating) + p.potential(&st) - p.potential(&then), true
+}
+
+// charged is a state less the CPU and memory of a pod on its node.
+func (st state) charged(n *place.Node, a *place.Ask) state {
+	if n.CPU != place.Unlimited {
+		st.cpu = bounded(n.CPU - max(a.CPU, 0))
+	}
+	if n.Memory != place.Unlimited {
+		st.memory = bounded(n.Memory - max(a.Memory, 0))
+	}
+	return st
+}
+
+// take copies the cells of a state into space, and takes the units of a pod from those of these
+// slots.
+func (p *snapshot) take(st *state, n *place.Node, a *place.Ask, slots []int, space []cell) {
+	st.cells = append(space, st.cells...)
+	for _, i := range slots {
+		take(st.cells, st.find(p.cell(&n.Slots[i])), a.Units)
+	}
 }
 
 // one chooses a single device: the one with which the potential drops most, then

@@ -9,6 +9,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/demand"
 	"github.com/divvy-gpu/divvy/internal/core/place"
@@ -370,6 +373,14 @@ func TestPlacements(t *testing.T) {
 			t.Errorf("two devices: %v, %v", slots, ok)
 		}
 	})
+	t.Run("nodes for pods of several devices that fit on no others are kept for them", func(t *testing.T) {
+		small, large := newNode("", 64_000, 16, 16, 16, 16), newNode("", 128_000, 16, 16, 16, 16)
+		nodes := append(many(small, 300), many(large, 5)...)
+		f := withPrior(t, nodes, kinds(100, 1, 16, 1000), kinds(36, 4, 16, 40_000), kinds(4, 4, 16, 120_000))
+		better(t, f, &place.Ask{Units: 16, Devices: 4, CPU: 40_000}, small, large)
+		better(t, f, &place.Ask{Units: 16, Devices: 1, CPU: 1000}, small, large)
+		better(t, f, &place.Ask{CPU: 20_000}, small, large)
+	})
 	t.Run("devices that are not healthy count for nothing", func(t *testing.T) {
 		n := newNode("", 64_000, 4, 16)
 		f := withPrior(t, many(n, 20), kinds(100, 1, 4, 1000), kinds(50, 1, 16, 1000))
@@ -411,6 +422,70 @@ func TestPodsLeave(t *testing.T) {
 		t.Errorf("after one left: %+v, epoch %d", f.Status(), epoch)
 	}
 	better(t, f, ask, half, nearly)
+}
+
+// TestGroups: pods of several devices are of one group if they need about as much CPU, for
+// which its slots suffice; pods that need more take such a slot as well.
+func TestGroups(t *testing.T) {
+	pods := func(devices int, percent float64, cpu, memory int64) demand.Count {
+		c := kinds(percent/float64(devices), devices, 16, cpu)
+		c.Memory = memory
+		return c
+	}
+	s := newStatics([]class{{total: 16}}, []float64{1000}, []demand.Count{pods(1, 45, 1000, 1), pods(4, 20, 64_000, 8),
+		pods(4, 10, 65_000, 32), pods(4, 10, 66_000, 9), pods(4, 10, 120_000, 8), pods(2, 5, 120_000, 64)})
+	want := []group{
+		{devices: 2, units: 16, cpu: 120_000, memory: 64, share: 0.05},
+		{devices: 4, units: 16, cpu: 65_000, memory: 16, share: 0.5},
+		{devices: 4, units: 16, cpu: 66_000, memory: 9, share: 0.2},
+		{devices: 4, units: 16, cpu: 120_000, memory: 8, share: 0.1},
+	}
+	opts := cmp.Options{cmp.AllowUnexported(group{}), cmpopts.EquateApprox(0, 1e-9)}
+	if diff := cmp.Diff(want, s.groups, opts); diff != "" {
+		t.Errorf("groups (-want +got):\n%s", diff)
+	}
+	var many []demand.Count
+	for i := range 2 * maxGroups {
+		many = append(many, pods(2+i, float64(1+i%2), 1000, 0))
+	}
+	s = newStatics([]class{{total: 16}}, []float64{1000}, many)
+	if len(s.groups) != maxGroups {
+		t.Errorf("%d groups, want %d", len(s.groups), maxGroups)
+	}
+	for _, g := range s.groups {
+		if g.devices%2 == 0 {
+			t.Errorf("group %+v is kept, although it is rarer", g)
+		}
+	}
+}
+
+// TestSlotPrices: a slot has a price where few are free beside the number of pods by which
+// demand for them strays, or that are yet to come.
+func TestSlotPrices(t *testing.T) {
+	// Of 10000 devices, pods of 4 take 40 %: 1000 of them, of which 100 are demanding.
+	s := newStatics([]class{{total: 16}}, []float64{10_000}, []demand.Count{kinds(6000, 1, 16, 1000), kinds(900, 4, 16, 40_000),
+		kinds(100, 4, 16, 120_000)})
+	for name, tc := range map[string]struct {
+		free  float64 // devices
+		slots []int64
+		want  []float64 // of what the devices are worth
+	}{
+		"none of either":                     {0, []int64{0, 0}, []float64{1, 1}},
+		"enough of both":                     {500, []int64{200, 60}, []float64{0, 0}},
+		"none for demanding pods":            {500, []int64{200, 0}, []float64{0, 1}},
+		"a deviation of each":                {100, []int64{32, 10}, []float64{0.31, 0.31}},
+		"two deviations of each":             {100, []int64{64, 20}, []float64{0.04, 0.04}},
+		"fewer than will come":               {400, []int64{64, 20}, []float64{0.97, 0.04}},
+		"an empty cluster with broken nodes": {10_000, []int64{1500, 250}, []float64{1, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i, price := range s.at([]float64{16 * tc.free}, tc.slots).slotPrice {
+				if got := float64(price) / (4 * one); math.Abs(got-tc.want[i]) > 1.0/levels {
+					t.Errorf("the price of group %+v is %.2f, want %v", s.groups[i], got, tc.want[i])
+				}
+			}
+		})
+	}
 }
 
 func TestTraffic(t *testing.T) {
@@ -610,6 +685,11 @@ func TestAtLeast(t *testing.T) {
 		{-3, 4, 1}} {
 		if got := atLeast(tc.n, tc.mean); math.Abs(got-tc.want) > 0.01 {
 			t.Errorf("atLeast(%v, %v) = %v, want %v", tc.n, tc.mean, got, tc.want)
+		}
+	}
+	for _, tc := range []struct{ n, mean, want float64 }{{5, 0, 0}, {0, 100, 1}, {10, 100, 0.32}, {20, 100, 0.05}, {50, 100, 0}} {
+		if got := strays(tc.n, tc.mean); math.Abs(got-tc.want) > 0.01 {
+			t.Errorf("strays(%v, %v) = %v, want %v", tc.n, tc.mean, got, tc.want)
 		}
 	}
 	for price, want := range map[float64]int64{-1: 0, 0: 0, 0.5: levels / 2, 1: levels, 7: levels, math.Inf(1): levels, math.Inf(-1): 0} {

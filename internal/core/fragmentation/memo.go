@@ -20,8 +20,7 @@ type memo struct {
 type remembered struct {
 	state
 	value int64
-	// slots and begun are what statics.slots says of each group.
-	slots, begun [maxGroups]int64
+	slots []slotCount // of each group
 }
 
 func newMemo() *memo { return new(memo) }
@@ -32,10 +31,7 @@ func (m *memo) of(s *statics, st *state) *remembered {
 	if r := at.Load(); r != nil && st.equal(r) {
 		return r
 	}
-	r := &remembered{state: state{st.cpu, st.memory, slices.Clone(st.cells)}, value: s.fixed(st)}
-	for i := range s.groups {
-		r.slots[i], r.begun[i] = s.slots(&s.groups[i], st)
-	}
+	r := &remembered{state: state{st.cpu, st.memory, slices.Clone(st.cells)}, value: s.fixed(st), slots: s.slots(st)}
 	at.Store(r)
 	return r
 }

@@ -79,21 +79,38 @@ func (s *statics) stateOf(n *place.Node, buf []cell) state {
 // moment.
 func (p *snapshot) potential(st *state) int64 {
 	r := p.memo.of(p.statics, st)
-	v := r.value
+	return r.value - p.slotsWorth(r) - p.modelsWorth(st)
+}
+
+// slotsWorth is what the whole slots of a state are worth.
+func (p *snapshot) slotsWorth(r *remembered) (worth int64) {
 	for i, price := range p.slotPrice {
-		v -= price*r.slots[i] + price*r.begun[i]/one*p.unfinished/256
+		if price != 0 {
+			worth += price*r.slots[i].whole + price*r.slots[i].begun/one*p.unfinished/256
+		}
 	}
+	return worth
+}
+
+// modelsWorth is what the free units of sought-after models are worth.
+func (p *snapshot) modelsWorth(st *state) (worth int64) {
 	for i := range st.cells {
 		c := &st.cells[i]
 		if price := p.modelPrice[c.class]; price != 0 {
-			v -= price * p.value(c.free) / levels
+			worth += price * p.value(c.free) / levels
 		}
 	}
-	return v
+	return worth
 }
 
 // fixed is the part of the potential that does not depend on prices.
 func (s *statics) fixed(st *state) int64 {
+	waste, mismatch := s.fixedParts(st)
+	return waste + mismatch
+}
+
+// fixedParts are the two parts of fixed, each with its weight.
+func (s *statics) fixedParts(st *state) (weighed, mismatch int64) {
 	var free, waste int64
 	var classes uint64
 	for _, c := range st.cells {
@@ -105,9 +122,9 @@ func (s *statics) fixed(st *state) int64 {
 		}
 	}
 	if free == 0 {
-		return 0
+		return 0, 0
 	}
-	return wasteWeight*waste + s.mismatch(st, free, classes)
+	return wasteWeight * waste, s.mismatch(st, free, classes)
 }
 
 // buckets are the parts of a node's free units by which kinds are sorted.
@@ -175,30 +192,50 @@ func part(room, have, need int64) int64 {
 	return room * have / need
 }
 
-// slots is how many pods of a group the node has room for, and the square of the
-// part that there is of another one, in parts of one.
-func (s *statics) slots(g *group, st *state) (whole, begun int64) {
+// slotCount is for how many pods of a group a node has slots, and the square of the part
+// that there is of another one, in parts of one.
+type slotCount struct{ whole, begun int64 }
+
+// slots returns those of each group.
+func (s *statics) slots(st *state) []slotCount {
+	if len(s.groups) == 0 {
+		return nil
+	}
+	out := make([]slotCount, len(s.groups))
 	var fitting, cells int64
+	for i := range s.groups {
+		g := &s.groups[i]
+		if i == 0 || g.units != s.groups[i-1].units {
+			fitting, cells = s.fitting(st, g.units)
+		}
+		if cells < int64(g.devices) {
+			continue // never
+		}
+		x := fitting * one / int64(g.devices)
+		if g.cpu > 0 && st.cpu < maxCPU {
+			x = min(x, st.cpu*one/g.cpu)
+		}
+		if g.memory > 0 && st.memory < maxCPU {
+			x = min(x, st.memory*one/g.memory)
+		}
+		rest := x % one
+		out[i] = slotCount{x / one, rest * rest / one}
+	}
+	return out
+}
+
+// fitting is how many devices of a node have so many units free, and how many have them
+// at all.
+func (s *statics) fitting(st *state, units accel.Units) (fitting, cells int64) {
 	for _, c := range st.cells {
-		if c.class != unknown && s.classes[c.class].total >= g.units {
+		if c.class != unknown && s.classes[c.class].total >= units {
 			cells++
-			if c.free >= g.units {
+			if c.free >= units {
 				fitting++
 			}
 		}
 	}
-	if cells < int64(g.devices) {
-		return 0, 0 // never
-	}
-	x := fitting * one / int64(g.devices)
-	if g.cpu > 0 && st.cpu < maxCPU {
-		x = min(x, st.cpu*one/g.cpu)
-	}
-	if g.memory > 0 && st.memory < maxCPU {
-		x = min(x, st.memory*one/g.memory)
-	}
-	rest := x % one
-	return x / one, rest * rest / one
+	return fitting, cells
 }
 
 // surplus rates a node for a pod that takes only CPU and memory, beside the

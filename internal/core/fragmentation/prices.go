@@ -35,14 +35,15 @@ const (
 	crowd = 1.02
 	// maxKinds bounds the usual kinds.
 	maxKinds = 160
-	// maxGroups bounds the kinds of several devices that room is kept for.
-	maxGroups = 8
+	// maxGroups bounds the kinds of several devices that slots are kept for. The workloads
+	// of the trace have up to 9.
+	maxGroups = 24
+	// alike is how many leading bits of the CPU of pods of several devices are equal where
+	// these are of one group.
+	alike = 2
 	// ahead is how many times the usual share of what is free is expected to be
-	// asked for before as much as that is free again. Neither that nor
-	// standing, a part of the pods of the kind that the whole cluster would hold,
-	// goes below the other: where pods come and go, little is ever free.
-	ahead    = 2
-	standing = 0.5
+	// asked for before as much as that is free again.
+	ahead = 2
 	// unfinished is what an unfinished slot counts where pods leave, in 1/256: others
 	// end, and it is whole again. Where none leave it never is, and to keep it costs
 	// room for other pods.
@@ -90,13 +91,14 @@ type piece struct {
 	kinds   []kind
 }
 
-// group is a usual ask of several devices.
+// group is a usual ask of several devices, of pods that need about as much CPU.
 type group struct {
 	devices int
 	units   accel.Units
-	// cpu and memory are the mean of its pods.
+	// cpu suffices for each of its pods; memory is their mean.
 	cpu, memory int64
-	// share is its part of the units that are asked for.
+	// share is of the units that are asked for, the part of this group and of those of as
+	// many devices that need more CPU: all of them need slots like these.
 	share float64
 }
 
@@ -129,7 +131,8 @@ type statics struct {
 // snapshot is statics and the prices of a moment. It does not change.
 type snapshot struct {
 	*statics
-	// slotPrice is per group, what a slot of it is worth.
+	// slotPrice is per group, what a slot of it is worth. One for pods that need more CPU
+	// is a slot of other groups as well, and worth the sum.
 	slotPrice []int64
 	// modelPrice is per class, in 1/levels, and zero for unknown.
 	modelPrice [maxClasses + 1]int64
@@ -268,11 +271,19 @@ func (s *statics) usual(counts []demand.Count) {
 	}
 }
 
+// several sets the groups: those of the greatest shares, of as many devices beside each
+// other, by CPU.
 func (s *statics) several(counts []demand.Count) {
+	type key struct {
+		devices int
+		units   accel.Units
+		cpu     int64
+	}
 	type sum struct {
 		group
-		pods, cpu, memory float64
+		asked, pods, memory float64
 	}
+	at := map[key]int{}
 	var sums []sum
 	asked := 0.0
 	for i := range counts {
@@ -282,25 +293,41 @@ func (s *statics) several(counts []demand.Count) {
 		if c.Devices < 2 || c.Units <= 0 {
 			continue
 		}
-		g := slices.IndexFunc(sums, func(g sum) bool { return g.devices == c.Devices && g.units == c.Units })
-		if g < 0 {
+		cpu := bounded(c.CPU)
+		k := key{c.Devices, c.Units, leading(cpu)}
+		g, known := at[k]
+		if !known {
 			g = len(sums)
+			at[k] = g
 			sums = append(sums, sum{group: group{devices: c.Devices, units: c.Units}})
 		}
-		sums[g].share += units
+		sums[g].asked += units
 		sums[g].pods += c.Pods
-		sums[g].cpu += c.Pods * float64(c.CPU)
+		sums[g].cpu = max(sums[g].cpu, cpu)
 		sums[g].memory += c.Pods * float64(c.Memory)
 	}
-	slices.SortFunc(sums, func(a, b sum) int {
-		return cmp.Or(cmp.Compare(b.share, a.share), cmp.Compare(a.devices, b.devices), cmp.Compare(a.units, b.units))
-	})
-	for _, g := range sums[:min(len(sums), maxGroups)] {
-		g.share /= asked
-		g.group.cpu = int64(min(g.cpu/g.pods, maxCPU))
+	size := func(a, b sum) int {
+		return cmp.Or(cmp.Compare(a.devices, b.devices), cmp.Compare(a.units, b.units), cmp.Compare(a.cpu, b.cpu))
+	}
+	slices.SortFunc(sums, func(a, b sum) int { return cmp.Or(cmp.Compare(b.asked, a.asked), size(a, b)) })
+	sums = sums[:min(len(sums), maxGroups)]
+	slices.SortFunc(sums, size)
+	for i := range sums {
+		g := &sums[i]
 		g.group.memory = int64(min(g.memory/g.pods, maxCPU))
+		share := 0.0
+		for j := i; j < len(sums) && sums[j].devices == g.devices && sums[j].units == g.units; j++ {
+			share += sums[j].asked
+		}
+		g.share = share / asked
 		s.groups = append(s.groups, g.group)
 	}
+}
+
+// leading is CPU without the bits in which pods of one group differ.
+func leading(cpu int64) int64 {
+	rest := max(bits.Len64(uint64(cpu))-alike, 0) //nolint:gosec // not below zero
+	return cpu >> rest << rest
 }
 
 // restrict sets the unions: by Hall's theorem there is enough for all that is
@@ -353,9 +380,9 @@ func (s *statics) at(useful []float64, slots []int64) *snapshot {
 	}
 	for i := range s.groups {
 		g := &s.groups[i]
-		each := float64(g.devices) * float64(g.units)
-		coming := max(ahead*free, standing*s.capacity) * g.share / each
-		p.slotPrice[i] = level(atLeast(float64(slots[i]), coming)) * int64(g.devices) * s.value(g.units) / levels
+		n, each := float64(slots[i]), float64(g.devices)*float64(g.units)
+		short := max(atLeast(n, ahead*free*g.share/each), strays(n, s.capacity*g.share/each))
+		p.slotPrice[i] = level(short) * int64(g.devices) * s.value(g.units) / levels
 	}
 	for c := range s.classes {
 		ratio := math.Inf(1)
@@ -389,6 +416,16 @@ func atLeast(n, mean float64) float64 {
 		return 0
 	}
 	return 0.5 * math.Erfc((n-0.5-mean)/math.Sqrt(2*mean))
+}
+
+// strays is the probability that the number of pods of a kind strays from its mean by n or
+// more, up or down. Where pods come and go independently it has a Poisson distribution,
+// here approached by a normal one.
+func strays(n, mean float64) float64 {
+	if mean <= 0 {
+		return 0
+	}
+	return math.Erfc(n / math.Sqrt(2*mean))
 }
 
 // same reports whether nodes are rated the same by both.

@@ -134,7 +134,7 @@ func (r *ratings) verdict(s *state, x *index, number int) Verdict {
 		v := r.judge(s, n, n.slots, n.largestFree, "")
 		e.generation, e.code, e.rating, e.stated = x.generations[number], v.Code, v.Rating, v.Stated
 	}
-	return Verdict{Code: e.code, Rating: e.rating, Stated: e.stated}
+	return e.public()
 }
 
 // unknown is the verdict on a node that does not publish the resource.
@@ -183,7 +183,7 @@ func refusal(slots []place.Slot, a *place.Ask) (_ accel.ReasonCode, stated accel
 	if a.Devices == 0 {
 		return accel.NoCapacity, 0
 	}
-	var allowed, large, healthy int
+	var allowed, large, healthy, small int
 	for i := range slots {
 		s := &slots[i]
 		if !a.Only.Names(s.ID, s.Model) {
@@ -191,6 +191,10 @@ func refusal(slots []place.Slot, a *place.Ask) (_ accel.ReasonCode, stated accel
 		}
 		if !a.Only.Isolates(s.Tier) {
 			stated.Add(s.Tier)
+			continue
+		}
+		if !a.Suffices(s) {
+			small++
 			continue
 		}
 		allowed++
@@ -204,6 +208,8 @@ func refusal(slots []place.Slot, a *place.Ask) (_ accel.ReasonCode, stated accel
 	switch {
 	case allowed == 0 && stated != 0:
 		return accel.NotIsolated, stated
+	case allowed == 0 && small > 0:
+		return accel.TooSmall, 0
 	case allowed == 0 && len(slots) > 0:
 		return accel.NotSelected, 0
 	case large == 0:

@@ -1,6 +1,11 @@
 package ledger
 
-import "sync/atomic"
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync/atomic"
+)
 
 // index has the nodes of one resource: those that publish it and those on which pods
 // hold some of it. Nodes have numbers, below size and as small as possible, so that
@@ -22,6 +27,31 @@ type index struct {
 	priorities map[int32]int
 	// generation is that of the latest change of any node, of all resources.
 	generation *uint64
+	// listed is the directory of the nodes; nil from a change of their names until one is
+	// needed, which may be by a reader.
+	listed atomic.Pointer[directory]
+}
+
+// directory are the names of an index as they were once. It does not change.
+type directory struct {
+	numbers map[string]int
+	// names are by number, "" for a free one; rank is the place of each in their order.
+	names []string
+	rank  []int32
+}
+
+func (x *index) directory() *directory {
+	if d := x.listed.Load(); d != nil {
+		return d
+	}
+	d := &directory{numbers: maps.Clone(x.numbers), names: slices.Clone(x.names), rank: make([]int32, len(x.names))}
+	order := slices.Collect(maps.Values(d.numbers))
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(d.names[a], d.names[b]) })
+	for rank, number := range order {
+		d.rank[number] = int32(rank)
+	}
+	x.listed.Store(d)
+	return d
 }
 
 func (x *index) count(priority int32, pods int) {
@@ -75,10 +105,12 @@ func (x *index) add(n *node) {
 		x.next = append(x.next, atomic.Int64{})
 	}
 	x.numbers[n.host.name] = n.number
+	x.listed.Store(nil)
 }
 
 func (x *index) remove(n *node) {
 	delete(x.numbers, n.host.name)
 	x.nodes[n.number], x.names[n.number] = nil, ""
 	x.free = append(x.free, n.number)
+	x.listed.Store(nil)
 }

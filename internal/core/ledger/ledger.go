@@ -185,7 +185,7 @@ func (r *rules) ask(req accel.Request) (place.Ask, place.Policy, error) {
 	}
 	ask.Only = req.Selection
 	ask.Devices = max(req.Devices, 1)
-	ask.Units = peak / accel.Units(ask.Devices)
+	ask.Units, ask.Least = peak/accel.Units(ask.Devices), req.Least()
 	if peak%accel.Units(ask.Devices) != 0 {
 		return ask, nil, fmt.Errorf("%w: %d units by %d devices", ErrIndivisible, peak, ask.Devices)
 	}
@@ -202,6 +202,9 @@ type Counts struct {
 	// Freed counts the pods that were forgotten while they held something. It changes
 	// when there may be more free capacity, and never goes down.
 	Freed uint64
+	// HeldSince is when the oldest reservation was made whose bind has not begun, see Hold;
+	// zero where there is none.
+	HeldSince time.Time
 }
 
 // Counts returns them.
@@ -212,6 +215,9 @@ func (l *Ledger) Counts() Counts {
 	for h := range l.state.pods.pending {
 		if h.expects() {
 			c.Expected++
+		}
+		if r := h.reservation; r.held && (c.HeldSince.IsZero() || r.since.Before(c.HeldSince)) {
+			c.HeldSince = r.since
 		}
 	}
 	c.Reservations = len(l.state.pods.pending) - c.Expected

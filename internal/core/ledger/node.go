@@ -22,6 +22,8 @@ type node struct {
 	largestFree accel.Units
 
 	unit string
+	// least is the fewest units of a device that a container can have.
+	least accel.Units
 	// published and links are what SetNode was given last, to notice that
 	// nothing changed.
 	published []accel.Share
@@ -87,12 +89,13 @@ func (ns *nodes) set(name string, inv []accel.Inventory, now time.Time) {
 		}
 		n := ns.get(in.Resource, name)
 		n.unit = in.Unit
-		if n.known && slices.Equal(n.published, in.Shares) && slices.Equal(n.links, in.Links) {
+		same := n.known && n.least == in.Least && slices.Equal(n.links, in.Links)
+		if same && slices.Equal(n.published, in.Shares) {
 			continue
 		}
 		until := n.expiries(in.Shares, now)
-		same := n.known && slices.EqualFunc(n.published, in.Shares, sameButAttested) && slices.Equal(n.links, in.Links)
-		n.known = true
+		same = same && slices.EqualFunc(n.published, in.Shares, sameButAttested)
+		n.known, n.least = true, in.Least
 		n.published, n.links = slices.Clone(in.Shares), slices.Clone(in.Links)
 		if shares := usable(n.published); same {
 			n.shares = shares
@@ -124,7 +127,7 @@ func (ns *nodes) retire(res accel.Resource, name string) {
 	if n == nil {
 		return
 	}
-	n.known, n.unit, n.published, n.links = false, "", nil, nil
+	n.known, n.unit, n.least, n.published, n.links = false, "", 0, nil, nil
 	ns.setShares(n, nil)
 	ns.attest(n, nil, time.Time{})
 	ns.sweep(res, n)
@@ -202,7 +205,8 @@ func (ns *nodes) setShares(n *node, shares []accel.Share) {
 	n.graph = ns.graph(place.GraphOf(shares, n.links))
 	for i, s := range shares {
 		n.slots[i] = place.Slot{
-			ID: s.ID, Index: s.Index, Model: s.Model, Total: s.Units, Free: s.Units - s.Withheld, Unhealthy: s.Health.Unhealthy,
+			ID: s.ID, Index: s.Index, Model: s.Model, Total: s.Units, Free: s.Units - s.Withheld, Least: n.least,
+			Unhealthy: s.Health.Unhealthy,
 		}
 	}
 	for _, h := range n.pods {

@@ -149,7 +149,12 @@ func (ns *nominations) expire(now time.Time) {
 // not compete with its own reservation. Where there is neither, they are the node's
 // own, and must not be changed.
 func (s *state) slotsFor(n *node, req *accel.Request) []place.Slot {
-	slots := n.slots
+	return s.slotsOf(n, n.slots, req, nil)
+}
+
+// slotsOf is slotsFor with other slots of the node than its own, and without what is kept for
+// pods that come besides.
+func (s *state) slotsOf(n *node, slots []place.Slot, req *accel.Request, besides []accel.Request) []place.Slot {
 	if h := s.pods.reserved(req.Pod, req.Resource); h != nil && h.on.node == n {
 		slots = slices.Clone(slots)
 		h.release(slots)
@@ -173,6 +178,9 @@ func (s *state) slotsFor(n *node, req *accel.Request) []place.Slot {
 		}
 		if s.pods.on(k.pod, req.Resource) != nil {
 			continue // it has its capacity
+		}
+		if slices.ContainsFunc(besides, func(r accel.Request) bool { return r.Pod == k.pod }) {
+			continue
 		}
 		if !k.until.IsZero() {
 			if now.IsZero() {

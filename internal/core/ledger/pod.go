@@ -86,6 +86,8 @@ type reservation struct {
 	binds int
 	// expected is not nil until a bind takes over what Expect reserved.
 	expected *expectation
+	// held is true until Begin: what Hold reserved does not expire.
+	held bool
 }
 
 // observed reports whether the API server has shown the pod bound.

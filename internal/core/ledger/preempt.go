@@ -185,8 +185,9 @@ func (ps *pods) eviction(res accel.Resource, proposed []string, spared map[strin
 
 // MakesRoom reports whether the pod fits on the node as it is, or will once the
 // pods of lower priority that are ending there are gone. Then nothing needs to be
-// evicted for it anywhere.
-func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
+// evicted for it anywhere. gone reports whether a pod, by its UID, is known to have left
+// the node already; nil for none that the ledger has not heard of.
+func (l *Ledger) MakesRoom(req accel.Request, node string, gone func(podUID string) bool) bool {
 	ask, policy, err := l.rules.ask(req)
 	if err != nil {
 		return false
@@ -200,7 +201,8 @@ func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
 	}
 	slots := slices.Clone(l.state.slotsFor(n, &req))
 	for _, h := range n.pods {
-		if h.Gone || h.Ending && h.Priority < req.Priority {
+		leaves := h.Ending || gone != nil && h.observed() && gone(h.Pod.UID)
+		if h.Gone || leaves && h.Priority < req.Priority {
 			h.release(slots)
 		}
 	}

@@ -324,7 +324,7 @@ func TestMakeRoomIsTheLeastHarm(t *testing.T) {
 			slot := r.IntN(len(slots))
 			pods[v] = occupant{
 				uid: fmt.Sprint("p", v), priority: int32(r.IntN(3)), created: time.Unix(int64(r.IntN(100)), 0), ending: r.IntN(8) == 0,
-				parts: []part{{slot, accel.Units(1 + r.IntN(8))}},
+				violates: r.IntN(4) == 0, parts: []part{{slot, accel.Units(1 + r.IntN(8))}},
 			}
 			if len(slots) > 1 && r.IntN(5) == 0 {
 				pods[v].parts = append(pods[v].parts, part{(slot + 1) % len(slots), pods[v].parts[0].units})
@@ -363,7 +363,7 @@ func TestMakeRoomIsTheLeastHarm(t *testing.T) {
 				t.Fatalf("round %d: %d of %v could stay: %+v among %+v on %+v", round, v, victims, ask, pods, slots)
 			}
 		}
-		if got := harmOf(pods, set); ask.Devices == 1 && got.compareCoarse(best) != 0 {
+		if got := harmOf(pods, set); got.compareCoarse(best) != 0 {
 			t.Fatalf("round %d: harm %+v, the least is %+v: %v for %+v among %+v on %+v", round, got, best, victims, ask, pods, slots)
 		}
 		if proposed := stock(slots, ask.Units*accel.Units(ask.Devices), pods); len(proposed) > 0 {
@@ -399,12 +399,14 @@ func harmOf(pods []occupant, set uint) (h harm) {
 		if h.pods == 0 || pods[v].priority > h.priority {
 			h.priority = pods[v].priority
 		}
-		h.pods++
+		if h.pods++; pods[v].violates {
+			h.violations++
+		}
 	}
 	return h
 }
 
-func freeWithout(slots []place.Slot, pods []occupant, set uint) []accel.Units {
+func freeAfter(slots []place.Slot, pods []occupant, set uint) []accel.Units {
 	free := make([]accel.Units, len(slots))
 	for i := range slots {
 		free[i] = slots[i].Free
@@ -419,7 +421,7 @@ func freeWithout(slots []place.Slot, pods []occupant, set uint) []accel.Units {
 
 func enough(slots []place.Slot, ask *place.Ask, pods []occupant, set uint) bool {
 	n := 0
-	for i, free := range freeWithout(slots, pods, set) {
+	for i, free := range freeAfter(slots, pods, set) {
 		if !slots[i].Unhealthy && slots[i].Total >= ask.Units && free >= ask.Units {
 			n++
 		}
@@ -429,7 +431,7 @@ func enough(slots []place.Slot, ask *place.Ask, pods []occupant, set uint) bool 
 
 // slots2 is enough on the slots that were chosen.
 func slots2(slots []place.Slot, ask *place.Ask, pods []occupant, set uint, room []int) bool {
-	free := freeWithout(slots, pods, set)
+	free := freeAfter(slots, pods, set)
 	return !slices.ContainsFunc(room, func(i int) bool { return free[i] < ask.Units })
 }
 
@@ -627,8 +629,14 @@ func TestMakesRoom(t *testing.T) {
 		{of("p", 300, 17), "n1", false},
 		{of("p", 100, 8), "n9", false},
 	} {
-		if got := w.MakesRoom(tc.req, tc.node); got != tc.want {
+		if got := w.MakesRoom(tc.req, tc.node, nil); got != tc.want {
 			t.Errorf("priority %d, %d units on %s: %t", tc.req.Priority, tc.req.Peak(), tc.node, got)
+		}
+	}
+	// y has left, and no watch has shown it yet.
+	for priority, want := range map[int32]bool{300: true, 100: false} {
+		if got := w.MakesRoom(of("p", priority, 16), "n1", func(uid string) bool { return uid == pod("y").UID }); got != want {
+			t.Errorf("priority %d beside a pod that has left: %t", priority, got)
 		}
 	}
 }

@@ -39,6 +39,9 @@ type rated struct {
 	stated     accel.TierSet
 }
 
+// public is the verdict without the change of the node that it is of.
+func (e *rated) public() Verdict { return Verdict{Code: e.code, Rating: e.rating, Stated: e.stated} }
+
 // maxRated bounds the verdicts that are remembered of all asks together, 24
 // bytes each.
 const maxRated = 1 << 19
@@ -48,6 +51,7 @@ type askKey struct {
 	resource    accel.Resource
 	policy      string
 	units       accel.Units
+	least       accel.Units
 	devices     int
 	cpu, memory int64
 	only        string
@@ -84,7 +88,8 @@ func (c *cache) of(ns *nodes, res accel.Resource, a *place.Ask, policy place.Pol
 		a.CPU, a.Memory = 0, 0 // there is always enough, so it makes no difference
 	}
 	key := askKey{
-		resource: res, policy: policy.Name(), units: a.Units, devices: a.Devices, cpu: a.CPU, memory: a.Memory, only: selectionKey(a.Only),
+		resource: res, policy: policy.Name(), units: a.Units, least: a.Least, devices: a.Devices, cpu: a.CPU, memory: a.Memory,
+		only: selectionKey(a.Only),
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -182,7 +182,7 @@ func (l *Ledger) Expire() int {
 	l.state.nodes.expireTiers(now)
 	l.state.nominations.expire(now)
 	for h := range l.state.pods.pending {
-		if !now.Before(h.reservation.deadline(&l.rules)) {
+		if !h.reservation.held && !now.Before(h.reservation.deadline(&l.rules)) {
 			l.state.pods.drop(h)
 			n++
 		}
@@ -200,7 +200,7 @@ func (l *Ledger) Unseen(age time.Duration, limit int) []accel.PodRef {
 	before := l.rules.now().Add(-age)
 	var out []accel.PodRef
 	for h := range l.state.pods.pending {
-		if len(out) < limit && !h.expects() && !h.reservation.since.After(before) {
+		if len(out) < limit && !h.expects() && !h.reservation.held && !h.reservation.since.After(before) {
 			out = append(out, h.Pod)
 		}
 	}
@@ -214,7 +214,7 @@ func (l *Ledger) Release(podUID string, age time.Duration) bool {
 	defer l.mu.Unlock()
 	before := l.rules.now().Add(-age)
 	return l.state.pods.dropAll(podUID, func(h *holding) bool {
-		return !h.observed() && !h.expects() && !h.reservation.since.After(before)
+		return !h.observed() && !h.expects() && !h.reservation.held && !h.reservation.since.After(before)
 	})
 }
 

@@ -168,7 +168,7 @@ func TestLostTier(t *testing.T) {
 	if got := evictions[0].Victims; !slices.Equal(got, []string{"mid"}) {
 		t.Errorf("evicted %v, want the pod on the device with the tier", got)
 	}
-	if w.MakesRoom(high, "n1") {
+	if w.MakesRoom(high, "n1", nil) {
 		t.Error("the device without the tier is said to have room")
 	}
 	w.Forget("low")

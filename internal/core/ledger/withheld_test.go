@@ -145,7 +145,7 @@ func TestWithheld(t *testing.T) {
 		"a pod that ends frees what is not withheld": func(w *world) {
 			w.node("n1", withholding(cards(16), 6))
 			w.placed("n1", "x:8@a~")
-			if !w.MakesRoom(of("p", 100, 10), "n1") || w.MakesRoom(of("p", 100, 11), "n1") {
+			if !w.MakesRoom(of("p", 100, 10), "n1", nil) || w.MakesRoom(of("p", 100, 11), "n1", nil) {
 				w.t.Error("10 units fit once it has ended, and no more")
 			}
 		},
@@ -168,4 +168,29 @@ func TestWithheld(t *testing.T) {
 			w.check()
 		})
 	}
+}
+
+// A pod fits only where each of its containers has as much as one must have there.
+func TestLeast(t *testing.T) {
+	w := newWorld(t, Options{})
+	publish := func(least accel.Units) {
+		w.SetNode("n1", []accel.Inventory{{Resource: gcu, Unit: "1", Several: true, Least: least, Shares: cards(16, 16)}})
+	}
+	publish(0)
+	w.code(asks(1), accel.Fits)
+	publish(3)
+	w.code(asks(2), accel.TooSmall)
+	w.code(asks(3), accel.Fits)
+	w.code(asks(17), accel.LargerThanDevice)
+	w.code(on(2, 4), accel.TooSmall)
+	w.code(on(2, 6), accel.Fits)
+	two := func(first, second accel.Units) accel.Request {
+		req := asks(first)
+		req.Containers = append(req.Containers, accel.ContainerRequest{Name: "b", Kind: accel.AppContainer, Units: second})
+		return req
+	}
+	w.code(two(4, 2), accel.TooSmall)
+	w.code(two(3, 3), accel.Fits) // remembered apart, although the sum is the same
+	publish(2)
+	w.code(two(4, 2), accel.Fits)
 }

@@ -25,6 +25,8 @@ type Slot struct {
 	// not withhold; it is below zero when a device shrank under its pods, or units that
 	// pods hold are withheld besides, and then counts as nothing.
 	Total, Free accel.Units
+	// Least is the fewest units that a container can have; 0 for any.
+	Least accel.Units
 	// Unhealthy devices take no new pods.
 	Unhealthy bool
 	// Tier is what isolates the device's memory at the moment.
@@ -54,6 +56,8 @@ type Ask struct {
 	// takes only CPU and memory.
 	Units   accel.Units
 	Devices int
+	// Least is the fewest units that a container of the pod has of a device; 0 if that is not known.
+	Least accel.Units
 	// CPU and Memory are the pod's peak, in millicores and MiB.
 	CPU, Memory int64
 	// Only says which devices the pod takes; nil for any.
@@ -63,8 +67,11 @@ type Ask struct {
 // Fits reports whether a pod may go to the slot: a device of which it asks
 // nothing must be healthy as well.
 func (a *Ask) Fits(s *Slot) bool {
-	return !s.Unhealthy && max(s.Free, 0) >= a.Units && (a.Only == nil || a.Only.Allows(s.ID, s.Model, s.Tier))
+	return !s.Unhealthy && max(s.Free, 0) >= a.Units && a.Suffices(s) && (a.Only == nil || a.Only.Allows(s.ID, s.Model, s.Tier))
 }
+
+// Suffices reports whether each container of the pod has as much of the slot as one must have.
+func (a *Ask) Suffices(s *Slot) bool { return a.Least == 0 || a.Least >= s.Least }
 
 // FitsBeside reports whether the node has the CPU and memory that the pod
 // takes. A pod that takes none of one fits also where that is overdrawn.

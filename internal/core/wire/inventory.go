@@ -30,6 +30,7 @@ type resourceV1 struct {
 	Resource accel.Resource `json:"resource"`
 	Unit     string         `json:"unit,omitempty"`
 	Several  bool           `json:"several,omitempty"`
+	Least    accel.Units    `json:"least,omitempty"`
 	Devices  []deviceV1     `json:"devices"`
 	// Links name devices by their positions in Devices.
 	Links []linkV1 `json:"links,omitempty"`
@@ -102,7 +103,8 @@ func knownIsolation(i accel.Isolation) accel.Isolation {
 func EncodeInventory(inv []accel.Inventory) (string, error) {
 	doc := inventoryV1{Version: InventoryVersion, Resources: make([]resourceV1, 0, len(inv))}
 	for _, in := range inv {
-		r := resourceV1{Resource: in.Resource, Unit: in.Unit, Several: in.Several, Devices: make([]deviceV1, 0, len(in.Shares))}
+		r := resourceV1{Resource: in.Resource, Unit: in.Unit, Several: in.Several, Least: in.Least,
+			Devices: make([]deviceV1, 0, len(in.Shares))}
 		for _, s := range in.Shares {
 			d := deviceV1{
 				Index: s.Index, ID: s.ID, Units: s.Units, Withheld: s.Withheld, MemoryBytes: s.MemoryBytes, Model: s.Model,
@@ -175,7 +177,8 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 	}
 	out := make([]accel.Inventory, 0, len(doc.Resources))
 	for _, r := range doc.Resources {
-		in := accel.Inventory{Resource: r.Resource, Unit: r.Unit, Several: r.Several, Shares: make([]accel.Share, 0, len(r.Devices))}
+		in := accel.Inventory{Resource: r.Resource, Unit: r.Unit, Several: r.Several, Least: max(r.Least, 0),
+			Shares: make([]accel.Share, 0, len(r.Devices))}
 		for _, d := range r.Devices {
 			s := accel.Share{Units: d.Units, Withheld: d.Withheld, Chips: d.Chips, Isolation: d.isolation(), Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,

@@ -18,7 +18,7 @@ const (
 // kubectl divvy included.
 func NodeAnnotations() []string {
 	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation, QuarantineAnnotation,
-		SetupAnnotation, DeviceRequestAnnotation, OveruseAnnotation}
+		SetupAnnotation, ClaimDriversAnnotation, DeviceRequestAnnotation, OveruseAnnotation}
 }
 
 // NodeConditions returns the types of all conditions that Divvy writes on nodes.

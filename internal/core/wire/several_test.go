@@ -187,3 +187,18 @@ func TestHeldOf(t *testing.T) {
 		}
 	}
 }
+
+func TestInventoryOfLeast(t *testing.T) {
+	want := []accel.Inventory{{Resource: gcuMemory, Unit: "1", Least: 2, Shares: []accel.Share{}}}
+	text, err := EncodeInventory(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := DecodeInventory(text); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%s is read as %+v (%v)", text, got, err)
+	}
+	text = strings.Replace(text, `"least":2`, `"least":-2`, 1)
+	if got, err := DecodeInventory(text); err != nil || got[0].Least != 0 {
+		t.Errorf("%s is read as %+v (%v)", text, got, err)
+	}
+}

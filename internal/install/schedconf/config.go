@@ -2,6 +2,7 @@ package schedconf
 
 import (
 	"cmp"
+	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -69,6 +70,12 @@ func managed(n *yaml.Node) []string {
 
 // add puts our extender in. Entries of ours that are there already make place for it.
 func (c *config) add(e Extender) error {
+	if e.Program != nil {
+		return c.plug(e)
+	}
+	if err := c.unplug(); err != nil {
+		return err
+	}
 	ours, all, err := c.split()
 	if err != nil {
 		return err
@@ -115,6 +122,7 @@ func (c *config) add(e Extender) error {
 	return nil
 }
 
+// strip takes out what add or plug put in.
 func (c *config) strip() error {
 	ours, _, err := c.split()
 	for _, i := range slices.Backward(ours) {
@@ -122,7 +130,7 @@ func (c *config) strip() error {
 			return err
 		}
 	}
-	return err
+	return errors.Join(err, c.unplug())
 }
 
 // within reports whether another configuration holds all of this one; it may be

@@ -35,6 +35,9 @@ func isOurs(urlPrefix string) bool {
 }
 
 func (e Extender) check() error {
+	if e.Program != nil {
+		return errors.Join(e.Program.check(), e.checkResources())
+	}
 	u, err := url.Parse(e.URL)
 	switch {
 	case err != nil:
@@ -43,16 +46,33 @@ func (e Extender) check() error {
 		return fmt.Errorf("the extender's URL %q is not of the form https://ADDRESS:PORT/%s", e.URL, routes)
 	case path.Base(u.Path) != routes || u.RawQuery != "" || u.Fragment != "":
 		return fmt.Errorf("the extender's URL %q does not end in /%s, below which its routes are", e.URL, routes)
-	case len(e.Resources) == 0:
-		return errors.New("the extender has no resources, so it would be called for every pod")
-	case e.Weight < 0 || e.Weight > MaxWeight:
-		return fmt.Errorf("the extender's weight %d is not from 1 to %d", e.Weight, MaxWeight)
 	case e.Timeout < 0:
 		return fmt.Errorf("the extender's timeout %v is negative", e.Timeout)
 	case (len(e.ClientCert) == 0) != (len(e.ClientKey) == 0):
 		return errors.New("the extender has a client's certificate without its key, or a key without its certificate")
 	case u.Scheme == "http" && len(e.CA)+len(e.ClientCert) > 0:
 		return fmt.Errorf("the extender's URL %q is http, for which there are no certificates", e.URL)
+	}
+	if err := e.checkResources(); err != nil {
+		return err
+	}
+	for _, part := range []struct {
+		name string
+		data []byte
+	}{{"CA", e.CA}, {"client's certificate", e.ClientCert}, {"client's key", e.ClientKey}} {
+		if block, _ := pem.Decode(part.data); len(part.data) > 0 && block == nil {
+			return fmt.Errorf("the extender's %s is not PEM", part.name)
+		}
+	}
+	return nil
+}
+
+func (e Extender) checkResources() error {
+	switch {
+	case len(e.Resources) == 0:
+		return errors.New("the extender has no resources, so it would be called for every pod")
+	case e.Weight < 0 || e.Weight > MaxWeight:
+		return fmt.Errorf("the extender's weight %d is not from 1 to %d", e.Weight, MaxWeight)
 	}
 	seen := map[string]bool{}
 	for _, r := range e.Resources {
@@ -64,14 +84,6 @@ func (e Extender) check() error {
 			return fmt.Errorf("the extender's resource %q is listed twice", r)
 		}
 		seen[r] = true
-	}
-	for _, part := range []struct {
-		name string
-		data []byte
-	}{{"CA", e.CA}, {"client's certificate", e.ClientCert}, {"client's key", e.ClientKey}} {
-		if block, _ := pem.Decode(part.data); len(part.data) > 0 && block == nil {
-			return fmt.Errorf("the extender's %s is not PEM", part.name)
-		}
 	}
 	return nil
 }

@@ -20,6 +20,9 @@ type pod struct {
 	container int
 	command   command
 	mounts    []mount
+	// program is the image of divvy-scheduler that ran in the place of kube-scheduler, "" for
+	// none. The document is that without it.
+	program string
 }
 
 // A mount is where a part of the node is in the container.
@@ -35,6 +38,10 @@ func readPod(name string, data []byte) (*pod, error) {
 		return nil, err
 	}
 	p := &pod{doc: doc}
+	var keyFolder string
+	if p.program, keyFolder, err = doc.unreplace(); err != nil {
+		return nil, err
+	}
 	if kind, api := scalarAt(p.doc.root, "kind"), scalarAt(p.doc.root, "apiVersion"); kind != "Pod" || api != "v1" {
 		return nil, p.doc.errorf("holds %s of apiVersion %s, not a Pod of v1", orNothing(kind), orNothing(api))
 	}
@@ -81,6 +88,11 @@ func readPod(name string, data []byte) (*pod, error) {
 	if !p.command.found && p.command.opaque {
 		return nil, p.doc.errorf("the command of container kube-scheduler does not run kube-scheduler directly, "+
 			"so its flags cannot be read: %s", strings.Join(p.command.words(), " "))
+	}
+	if keyFolder != "" {
+		if err := p.unmountFile(keyFolder); err != nil {
+			return nil, err
+		}
 	}
 	if err := p.readMounts(); err != nil {
 		return nil, err
@@ -202,8 +214,8 @@ func below(dir, file string) (string, bool) {
 	return strings.CutPrefix(file, dir+"/")
 }
 
-// mountFile makes the container see a file of the node, and returns where.
-func (p *pod) mountFile(host string) (string, error) {
+// mount makes the container see a file or a folder of the node, and returns where.
+func (p *pod) mount(host, kind string) (string, error) {
 	if at, ok := p.containerPath(host); ok {
 		return at, nil
 	}
@@ -230,7 +242,7 @@ func (p *pod) mountFile(host string) (string, error) {
 	err = p.doc.insert(p.at("volumeMounts"), -1, map[string]any{"mountPath": at, "name": name, "readOnly": true})
 	if err == nil {
 		err = p.doc.insert([]any{"spec", "volumes"}, -1,
-			map[string]any{"hostPath": map[string]any{"path": host, "type": "File"}, "name": name})
+			map[string]any{"hostPath": map[string]any{"path": host, "type": kind}, "name": name})
 	}
 	if err != nil {
 		return "", err
@@ -238,7 +250,7 @@ func (p *pod) mountFile(host string) (string, error) {
 	return at, nil
 }
 
-// unmountFile takes out what mountFile put in, or GCUShare's config manager, which
+// unmountFile takes out what mount put in, or GCUShare's config manager, which
 // names the volume otherwise: the file is about to be removed, and a volume of it
 // would make kubelet create an empty one.
 func (p *pod) unmountFile(host string) error {

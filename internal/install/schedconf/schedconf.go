@@ -57,6 +57,9 @@ type Extender struct {
 	// of the scheduler's plugins; 0 means once. A point of the extender's ten is
 	// worth ten of a plugin's hundred.
 	Weight int
+	// Program takes the place of kube-scheduler; nil where kube-scheduler stays and calls the
+	// extender. With it, only Resources and Weight count of the fields above.
+	Program *Program
 }
 
 // An Input is the scheduler as it is on a node.

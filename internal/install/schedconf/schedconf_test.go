@@ -106,6 +106,34 @@ func same(t *testing.T, want, got *node) {
 	}
 }
 
+// comesBack takes out of a node what was put in, with the original manifest and without it, and
+// fails the test unless it is as before.
+func comesBack(t *testing.T, before, n *node) {
+	t.Helper()
+	other := n.clone()
+	n.unwire(t, before.manifest)
+	same(t, before, n)
+	other.unwire(t, nil)
+	same(t, before, other)
+}
+
+// asGolden fails the test unless a golden file has the content; with -update it writes the file.
+func asGolden(t *testing.T, file string, content []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(content)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", file, diff)
+	}
+}
+
 // secured is the extender as the chart runs it. The certificates are not real.
 var secured = Extender{
 	URL:        "https://10.96.0.77:32765/gcushare-scheduler",
@@ -175,18 +203,7 @@ func TestGolden(t *testing.T) {
 			golden := filepath.Join("testdata", "golden", name)
 			for suffix, content := range map[string][]byte{".manifest.yaml": n.manifest, ".config.yaml": file.Content} {
 				made[golden+suffix] = true
-				if *update {
-					if err := os.WriteFile(golden+suffix, content, 0o600); err != nil {
-						t.Fatal(err)
-					}
-				}
-				want, err := os.ReadFile(golden + suffix)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(string(want), string(content)); diff != "" {
-					t.Errorf("%s (-want +got):\n%s", golden+suffix, diff)
-				}
+				asGolden(t, golden+suffix, content)
 			}
 			for v := oldest; v <= newest; v++ {
 				other := node(t, v)
@@ -194,11 +211,7 @@ func TestGolden(t *testing.T) {
 					t.Errorf("for kube-scheduler %v it is another configuration", v)
 				}
 			}
-			other := n.clone()
-			n.unwire(t, before.manifest)
-			same(t, before, n)
-			other.unwire(t, nil)
-			same(t, before, other)
+			comesBack(t, before, n)
 		})
 	}
 	files, err := filepath.Glob("testdata/golden/*")

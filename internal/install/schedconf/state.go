@@ -13,7 +13,7 @@ import (
 // A State is how a scheduler is run, as its manifest and configuration say.
 type State struct {
 	// Wired is set when the configuration that the manifest names has our extender
-	// in it.
+	// in it, or divvy-scheduler runs.
 	Wired bool
 	// Version of kube-scheduler, such as "1.31".
 	Version string
@@ -25,6 +25,9 @@ type State struct {
 	// Edited is set when the configuration was changed by somebody else since it
 	// was written.
 	Edited bool
+	// Program is the image of divvy-scheduler that runs in the place of kube-scheduler, "" where
+	// none does.
+	Program string
 	// Extender is our entry in the configuration, nil without one.
 	Extender *Extender
 	// Profiles are the schedulers' names, OtherExtenders the URLs of the others.
@@ -40,7 +43,7 @@ func Inspect(in Input) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	st := State{Version: s.version.String(), Profiles: []string{defaultScheduler}}
+	st := State{Version: s.version.String(), Profiles: []string{defaultScheduler}, Program: s.pod.program, Wired: s.pod.program != ""}
 	now := s.source
 	if s.wired {
 		f, _ := s.pod.command.flag(flagConfig)
@@ -85,7 +88,12 @@ func Inspect(in Input) (State, error) {
 // Differences says, in a sentence each, in what the scheduler differs from one
 // that consults the extender. Nil means: in nothing.
 func (s State) Differences(e Extender) []string {
-	if !s.Wired {
+	switch {
+	case e.Program != nil:
+		return s.differencesOf(e.Program)
+	case s.Program != "":
+		return []string{s.Program + " runs in the place of kube-scheduler, which should call the extender"}
+	case !s.Wired:
 		return []string{"kube-scheduler does not call the extender"}
 	}
 	var want, got map[string]any
@@ -96,6 +104,22 @@ func (s State) Differences(e Extender) []string {
 		return []string{fmt.Sprintf("the extender in %s: %v", s.ConfigFile, err)}
 	}
 	return differences("", got, want)
+}
+
+func (s State) differencesOf(p *Program) []string {
+	v, err := parseVersion(s.Version)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	switch image, err := p.image(v); {
+	case err != nil:
+		return []string{err.Error()}
+	case s.Program == "":
+		return []string{"divvy-scheduler does not run in the place of kube-scheduler"}
+	case s.Program != image:
+		return []string{fmt.Sprintf("the image is %s, but should be %s", s.Program, image)}
+	}
+	return nil
 }
 
 // differences compares two mappings, in the order of their keys.

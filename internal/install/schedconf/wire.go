@@ -297,6 +297,14 @@ func Wire(in Input, e Extender) (Change, error) {
 	if err := s.wire(s.pod, digest(kind, content)); err != nil {
 		return Change{}, err
 	}
+	files := []File{s.pod.file(s.target, content)}
+	if e.Program != nil {
+		key, more, err := s.replace(s.pod, c, e.Program)
+		if err != nil {
+			return Change{}, err
+		}
+		files, notes = append(files, key), append(notes, more...)
+	}
 	manifest, err := s.pod.doc.bytes()
 	if err != nil {
 		return Change{}, err
@@ -306,8 +314,14 @@ func Wire(in Input, e Extender) (Change, error) {
 			newest))
 	}
 	change := Change{Manifest: manifest, Notes: notes}
-	if s.current == nil || !bytes.Equal(s.current, content) {
-		change.Files = []File{s.pod.file(s.target, content)}
+	for _, file := range files {
+		now, err := in.read(file.Path)
+		if err != nil {
+			return Change{}, err
+		}
+		if now == nil || !bytes.Equal(now, file.Content) {
+			change.Files = append(change.Files, file)
+		}
 	}
 	return change, nil
 }
@@ -328,7 +342,7 @@ func (s *scheduler) wire(p *pod, hash string) error {
 	if err != nil {
 		return err
 	}
-	at, err := p.mountFile(s.target)
+	at, err := p.mount(s.target, "File")
 	if err != nil {
 		return err
 	}
@@ -412,7 +426,7 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 		}
 	}
 	var remove []string
-	for _, file := range in.ours() {
+	for _, file := range append(in.ours(), in.keyFile()) {
 		if file == kept {
 			continue
 		}
@@ -443,7 +457,7 @@ func (p *pod) target(in Input) source {
 // isOurs reports whether it was Wire that made a manifest use a file of our name.
 // The annotation may be gone.
 func (p *pod) isOurs(in Input, target source) (bool, error) {
-	if p.annotation(AnnotationHash) != "" {
+	if p.annotation(AnnotationHash) != "" || p.program != "" {
 		return true, nil
 	}
 	if target.host == "" {

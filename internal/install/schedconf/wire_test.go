@@ -484,11 +484,7 @@ func TestFormerFiles(t *testing.T) {
 	wired := n.clone()
 	n.wire(t, secured)
 	same(t, wired, n)
-	other := n.clone()
-	n.unwire(t, before.manifest)
-	same(t, before, n)
-	other.unwire(t, nil)
-	same(t, before, other)
+	comesBack(t, before, n)
 }
 
 func TestWhatOthersEditStays(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	askEvery  = 2 * time.Second
+	askEvery  = time.Second
 	tellEvery = 20 * time.Second
 	// schedulerLimit is how long the control plane may take to be without the
 	// extender: a kube-scheduler is started again for that on each node.

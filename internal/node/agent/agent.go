@@ -94,28 +94,31 @@ type Options struct {
 
 // Agent is the node daemon. Ready and Alive may be called while Run runs.
 type Agent struct {
-	o          Options
-	offerings  offerings
-	records    *records
-	kubelet    *podresources.Client
-	pods       *nodePods
-	publisher  *publisher
-	corrector  *corrector
-	annotator  *annotator
-	health     *healthReporter
-	quarantine *quarantineDesk
-	metrics    *metrics
-	events     *events.Recorder
-	signals    signals
-	cdi        *cdiWriter
-	endings    *endings
-	overuse    *overuseDesk
-	// watching follows the devices; deciding updates the API server. Kubelet is
-	// served until Run ends.
-	watching, deciding *phase
-	discoveries        *discoveries
-	progress           progress
+	o           Options
+	offerings   offerings
+	records     *records
+	kubelet     *podresources.Client
+	pods        *nodePods
+	publisher   *publisher
+	corrector   *corrector
+	annotator   *annotator
+	health      *healthReporter
+	quarantine  *quarantineDesk
+	metrics     *metrics
+	events      *events.Recorder
+	signals     signals
+	cdi         *cdiWriter
+	endings     *endings
+	overuse     *overuseDesk
+	claims      *claimDesk
+	phases      phases
+	discoveries *discoveries
+	progress    progress
 }
+
+// phases are what ends at different times of a handover: watching follows the devices and serves
+// claims, deciding updates the API server. Kubelet is served until Run ends.
+type phases struct{ watching, deciding *phase }
 
 // signals wake the agent's goroutines: wake makes the loop turn soon, withdraw makes all
 // resources tell kubelet what they offer, at once, and learned has what pods hold written
@@ -180,10 +183,9 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		kubelet:     kubelet,
 		metrics:     m,
 		signals:     signals{make(signal, 1), make(signal, 1), make(signal, 1)},
-		cdi:         newCDIWriter(o.Config.CDIDir, filepath.Join(o.Config.KubeletDir, "device-plugins")),
+		cdi:         newCDIWriter(o.Config, o.Limits),
 		events:      o.Events,
-		watching:    newPhase(),
-		deciding:    newPhase(),
+		phases:      phases{newPhase(), newPhase()},
 		discoveries: newDiscoveries(o.Backends),
 	}
 	a.progress.note(errors.New("the inventory was not published yet"), alloc.ErrNotAsked, nil)
@@ -191,7 +193,6 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		a.events = events.NewRecorder(ctx, o.Client, events.Node, o.Node)
 		m.register(a.events)
 	}
-	a.cdi.limits, a.cdi.mps = newLimitDesk(o.Limits, o.Config), newMPSDesk(o.Config)
 	a.overuse = &overuseDesk{enabled: o.Config.Usage.Enabled,
 		withholds: o.Config.Usage.Enabled && o.Config.Usage.Overuse.Withhold}
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
@@ -212,6 +213,8 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	if a.offerings, err = a.build(ctx); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
+	a.claims = newClaimDesk(ctx, a)
+	a.records.claimed, a.cdi.limits.claims = a.claims.containers, a.claims.limits
 	return a, nil
 }
 
@@ -277,8 +280,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	measured, limited := newUsageWatch(a), newLimitWatch(a)
 	served := newMPSWatch(ctx, a, limited)
+	work.Go(func() { a.claims.serve(ctx) })
 	work.Go(func() {
-		a.watching.run(ctx, func(ctx context.Context) {
+		a.phases.watching.run(ctx, func(ctx context.Context) {
 			var watches sync.WaitGroup
 			defer watches.Wait()
 			if measured != nil {
@@ -290,12 +294,13 @@ func (a *Agent) Run(ctx context.Context) error {
 			if served != nil {
 				watches.Go(func() { served.run(ctx) })
 			}
+			watches.Go(func() { a.claims.run(ctx) })
 			for vendor, b := range a.o.Backends {
 				watches.Go(func() { a.watch(ctx, vendor, b) })
 			}
 		})
 	})
-	a.deciding.run(ctx, func(ctx context.Context) {
+	a.phases.deciding.run(ctx, func(ctx context.Context) {
 		var work sync.WaitGroup
 		defer work.Wait()
 		work.Go(func() { a.pods.Run(ctx) })
@@ -308,6 +313,7 @@ func (a *Agent) Run(ctx context.Context) error {
 					return
 				case <-a.signals.withdraw:
 					a.offerings.sync(ctx)
+					a.claims.refresh()
 				}
 			}
 		})
@@ -353,6 +359,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			a.cdi.await(ctx, vendor)
 			a.cdi.limits.await(ctx, vendor, found)
 		}
+		a.claims.discovered(vendor, found, err)
 		for _, r := range a.offerings {
 			if r.vendor == vendor {
 				for _, p := range r.parts {
@@ -383,7 +390,7 @@ func (a *Agent) Ready() error {
 	}
 	a.progress.mu.Lock()
 	defer a.progress.mu.Unlock()
-	return errors.Join(append(missing, a.progress.published, a.progress.asked)...)
+	return errors.Join(append(missing, a.claims.ready(), a.progress.published, a.progress.asked)...)
 }
 
 // Alive returns an error when a restart would help: the loop stands still, the

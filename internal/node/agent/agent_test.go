@@ -328,6 +328,7 @@ func TestCDISpecificationsOfOthersAndOfOldAreNotOurs(t *testing.T) {
 		}
 		return strings.Join(out, " ")
 	}
+	writeFile(t, filepath.Join(s.config.CDIDir, "divvy-claim-nvidia-uid.json"), "{}")
 	a, stop := s.play()
 	eventually(t, "the specification is written", func() bool { return strings.Contains(files(), "divvy-nvidia.com-gpu") })
 	stop()
@@ -346,7 +347,7 @@ func TestCDISpecificationsOfOthersAndOfOldAreNotOurs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := files(); strings.Contains(got, "old") || !strings.Contains(got, "nvidia.yaml") ||
-		!strings.Contains(got, "divvy-nvidia.com-gpu") {
+		!strings.Contains(got, "divvy-nvidia.com-gpu") || !strings.Contains(got, "divvy-claim-nvidia-uid.json") {
 		t.Errorf("left are %s", got)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/node/limits"
 	"github.com/divvy-gpu/divvy/internal/node/state"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
@@ -26,8 +27,11 @@ import (
 // tells of: containers may hold something of them.
 func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 	var names []accel.Resource
-	for _, r := range a.o.Config.Resources {
-		names = append(names, accel.Resource(r.Name))
+	var configured []*config.Resource
+	for i := range a.o.Config.Resources {
+		if r := &a.o.Config.Resources[i]; a.o.Config.PathOf(r) == config.PathPlugin {
+			configured, names = append(configured, r), append(names, accel.Resource(r.Name))
+		}
 	}
 	stored, err := state.Stored(a.o.Config.StateDir)
 	if err != nil {
@@ -43,8 +47,8 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 	for i, name := range names {
 		r := &offering{name: name, found: make(chan struct{})}
 		r.server = deviceplugin.NewServer(filepath.Join(a.o.Config.KubeletDir, "device-plugins"), sockets[i], name, timed{r, a})
-		if i < len(a.o.Config.Resources) {
-			err = a.configured(ctx, r, &a.o.Config.Resources[i])
+		if i < len(configured) {
+			err = a.configured(ctx, r, configured[i])
 		}
 		if err == nil {
 			err = a.leftovers(ctx, r)
@@ -82,7 +86,8 @@ func (a *Agent) configured(ctx context.Context, r *offering, c *config.Resource)
 		return fmt.Errorf("resource %s: there is no backend for vendor %q", c.Name, c.Vendor)
 	}
 	r.vendor, r.count, r.configured = c.Vendor, c.CountResource, true
-	made := alloc.Config{Chooses: chooserOf(c, a.o.Config.Vendors[c.Vendor].Partitions())}
+	chosen, forClaims := chooserOf(c, a.o.Config.Vendors[c.Vendor].Partitions()), claimsChooser(&a.o.Config, c.Vendor)
+	made := alloc.Config{Chooses: func(card sharing.Card) bool { return chosen(card) && !forClaims(card) }}
 	switch c.Mode {
 	case config.ModeMemory:
 		unit, err := sharing.ParseMemoryUnit(c.MemoryUnit)
@@ -90,6 +95,7 @@ func (a *Agent) configured(ctx context.Context, r *offering, c *config.Resource)
 			return fmt.Errorf("resource %s: %w", c.Name, err)
 		}
 		made.Kind, made.Unit = alloc.Memory, unit
+		made.LeastBytes = leastBytes(c, a.o.Config.Usage.Overuse.ContextAllowanceMiB)
 	case config.ModeExclusive, config.ModeTimeSlicing:
 		made.Kind, made.Cut = alloc.Slots, cutOf(c)
 	default:
@@ -108,11 +114,26 @@ func (a *Agent) configured(ctx context.Context, r *offering, c *config.Resource)
 	return nil
 }
 
+// leastBytes is the least memory of a device that a container can have of a resource whose memory
+// is limited, where it is known what a context takes: a limit is whole MiB, and must be larger.
+func leastBytes(c *config.Resource, contexts map[string]int) uint64 {
+	context := contexts[c.Vendor]
+	if c.Isolation != config.IsolationDriver || context <= 0 {
+		return 0
+	}
+	return uint64(context+1) * limits.MiB
+}
+
 // leftovers makes pools of what the resource was before, as long as containers
 // may hold something of that.
 func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 	why := "the node does not offer it any more"
-	if r.configured {
+	switch {
+	case slices.ContainsFunc(a.o.Config.Resources, func(c config.Resource) bool {
+		return c.Name == string(r.name) && a.o.Config.PathOf(&c) == config.PathDRA
+	}):
+		why = "the node offers its devices to resource claims"
+	case r.configured:
 		why = "the node offers it in another way now"
 	}
 	for _, kind := range []alloc.Kind{alloc.Memory, alloc.Slots} {

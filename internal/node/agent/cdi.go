@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"time"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
@@ -19,6 +20,7 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/dra"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
 )
 
@@ -36,8 +38,10 @@ type cdiWriter struct {
 	// describers have the complete descriptions, by vendor, for vendors that have
 	// any. The map is fixed once the agent is built.
 	describers map[string]*describer
-	// limits and mps have the CDI devices that bound what containers get; they are set before
-	// the first use.
+	// contexts is how much memory the context of a process takes, in MiB, by vendor, as far as it
+	// is configured.
+	contexts map[string]int
+	// limits and mps have the CDI devices that bound what containers get.
 	limits *limitDesk
 	mps    *mpsDesk
 
@@ -58,17 +62,22 @@ type cdiWriter struct {
 	former map[string]bool
 	// known are the devices that parts have described.
 	known map[accel.DeviceID]accel.Device
+	// lasting are the names with amounts that stay whether or not a container has them, and given
+	// is when a container was last given a name, as far as forget needs it.
+	lasting map[*pool]cdiKinds
+	given   map[backend.CDIDevice]time.Time
+	// looked is when forget last looked.
+	looked time.Time
 	// tidied is true once files of kinds that are not used were removed.
 	tidied bool
 }
 
-// newCDIWriter returns a writer of files in dir. kubeletDir is kubelet's folder of
-// device plugins.
-func newCDIWriter(dir, kubeletDir string) *cdiWriter {
+// newCDIWriter returns a writer of files in the folder of a configuration.
+func newCDIWriter(c config.NodeConfig, o LimitOptions) *cdiWriter {
 	return &cdiWriter{
-		dir: dir, checkpoint: filepath.Join(kubeletDir, kubeletCheckpoint), describers: map[string]*describer{},
-		limits: newLimitDesk(LimitOptions{}, config.NodeConfig{}), mps: newMPSDesk(config.NodeConfig{}),
-		known:  map[accel.DeviceID]accel.Device{},
+		dir: c.CDIDir, checkpoint: filepath.Join(c.KubeletDir, "device-plugins", kubeletCheckpoint), describers: map[string]*describer{},
+		limits: newLimitDesk(o, c), mps: newMPSDesk(c), contexts: c.Usage.Overuse.ContextAllowanceMiB,
+		known: map[accel.DeviceID]accel.Device{}, lasting: map[*pool]cdiKinds{}, given: map[backend.CDIDevice]time.Time{},
 		wanted: map[*pool]cdiKinds{}, common: map[string]cdispecs.ContainerEdits{}, files: map[string]cdiOnDisk{},
 		ensured: map[string]cdiOnDisk{}, former: map[string]bool{},
 	}
@@ -86,6 +95,25 @@ func (w *cdiWriter) specifier(p *pool, vendor config.Vendor) func([]accel.Device
 	}
 	w.wanted[p] = nil
 	return func(devices []accel.Device) map[accel.DeviceID]error { return w.specify(p, p.backend, devices) }
+}
+
+// describesFor makes complete descriptions of a vendor's devices available if it has any; changed is
+// called when there are others.
+func (w *cdiWriter) describesFor(vendor string, b backend.Backend, changed func()) {
+	d := w.describers[vendor]
+	if d == nil {
+		s, ok := b.(backend.Specifier)
+		if !ok {
+			return
+		}
+		d = newDescriber(vendor, s, func() {})
+		w.describers[vendor] = d
+	}
+	before := d.changed
+	d.changed = func() {
+		before()
+		changed()
+	}
 }
 
 // await waits until it is known what containers need of a vendor's devices that were
@@ -279,8 +307,9 @@ func (w *cdiWriter) tidy() error {
 	}
 	var failed []error
 	for _, path := range files {
-		if name := filepath.Base(path); used[strings.TrimSuffix(name, filepath.Ext(name))] {
-			continue
+		name := filepath.Base(path)
+		if used[strings.TrimSuffix(name, filepath.Ext(name))] || strings.HasPrefix(name, dra.SpecPrefix) {
+			continue // those of claims have an owner of their own
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			failed = append(failed, fmt.Errorf("remove a CDI specification that is not used any more: %w", err))

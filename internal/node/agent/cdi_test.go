@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
@@ -26,6 +27,13 @@ func (b *lateBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	return b.fakeBackend.Edits(ids...)
 }
 
+// cdiWriterIn returns a writer of files in a folder, in which kubelet's checkpoint is as well.
+func cdiWriterIn(dir string) *cdiWriter {
+	w := newCDIWriter(config.NodeConfig{CDIDir: dir}, LimitOptions{})
+	w.checkpoint = filepath.Join(dir, kubeletCheckpoint)
+	return w
+}
+
 // The daemon starts before the driver, as after a reboot: the layout is known,
 // the devices are not. Once they are, the specification must be there.
 func TestCDISpecificationOfADriverThatComesLate(t *testing.T) {
@@ -35,7 +43,7 @@ func TestCDISpecificationOfADriverThatComesLate(t *testing.T) {
 	b := &lateBackend{seen: map[accel.DeviceID]bool{}}
 	w.backend = b
 	dir := t.TempDir()
-	c := newCDIWriter(dir, dir)
+	c := cdiWriterIn(dir)
 	c.wanted[w.pool] = nil
 	w.specify = func(devices []accel.Device) map[accel.DeviceID]error { return c.specify(w.pool, b, devices) }
 	w.update(t.Context(), backend.Found{}, errors.New("the driver is not loaded"))
@@ -76,11 +84,11 @@ func TestCDIOfSeveralParts(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "divvy-nvidia.com-gpu.yaml")
 	b := &gpuBackend{}
-	before := newCDIWriter(dir, dir)
+	before := cdiWriterIn(dir)
 	if failed := before.specify(&pool{}, b, devicesNamed("a", "b", "c")); len(failed) > 0 {
 		t.Fatal(failed)
 	}
-	w, one, two := newCDIWriter(dir, dir), &pool{}, &pool{}
+	w, one, two := cdiWriterIn(dir), &pool{}, &pool{}
 	w.wanted[one], w.wanted[two] = nil, nil
 	for _, step := range []struct {
 		part    *pool
@@ -108,7 +116,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cdi")
 	file := filepath.Join(dir, "divvy-nvidia.com-gpu.yaml")
 	b := &gpuBackend{}
-	if failed := newCDIWriter(dir, dir).specify(&pool{}, b, devicesNamed("a", "b")); len(failed) > 0 {
+	if failed := cdiWriterIn(dir).specify(&pool{}, b, devicesNamed("a", "b")); len(failed) > 0 {
 		t.Fatal(failed)
 	}
 	// The name of the file beside it is taken, whoever the test runs as.
@@ -116,7 +124,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 	if err := os.MkdirAll(blocked, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w := newCDIWriter(dir, dir)
+	w := cdiWriterIn(dir)
 	for range 2 {
 		failed := w.specify(&pool{}, b, devicesNamed("a", "c"))
 		if len(failed) != 1 || failed["c"] == nil ||
@@ -143,7 +151,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 
 // A name that CDI does not allow takes its own device out, and no other.
 func TestCDINameThatIsNotValid(t *testing.T) {
-	w := newCDIWriter(t.TempDir(), t.TempDir())
+	w := cdiWriterIn(t.TempDir())
 	failed := w.specify(&pool{}, &gpuBackend{}, devicesNamed("a", "b/c"))
 	if len(failed) != 1 || failed["b/c"] == nil {
 		t.Errorf("not described are %v, want b/c alone", failed)

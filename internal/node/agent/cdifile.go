@@ -3,6 +3,8 @@ package agent
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -11,10 +13,14 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/dra"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
 )
 
@@ -150,35 +156,68 @@ func (w *cdiWriter) withdraw(kind string) {
 // checkpointed reports whether kubelet's checkpoint has CDI names of a kind. A file
 // that cannot be read, or is not of the known form, has none.
 func checkpointed(path, kind string) bool {
+	names, _ := checkpointedNames(path)
+	for name := range names {
+		if strings.HasPrefix(name, kind+"=") {
+			return true
+		}
+	}
+	return false
+}
+
+// checkpointedNames returns the CDI names "<kind>=<name>" that kubelet's checkpoint has, which it
+// gives to containers that start again. With an error, they are those that could be read.
+func checkpointedNames(path string) (map[string]bool, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	var file struct {
 		Data struct {
-			// AllocResp is the plugin's answer, a message of the device plugin API in
-			// which strings are as they are.
+			// AllocResp is the plugin's answer.
 			PodDeviceEntries []struct{ AllocResp []byte }
 		}
 	}
-	if json.Unmarshal(data, &file) != nil {
-		return false
+	if err := json.Unmarshal(data, &file); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	return slices.ContainsFunc(file.Data.PodDeviceEntries, func(e struct{ AllocResp []byte }) bool {
-		return bytes.Contains(e.AllocResp, []byte(kind+"="))
-	})
+	names := map[string]bool{}
+	var unread []error
+	for _, e := range file.Data.PodDeviceEntries { // those of all device plugins
+		var answer pluginapi.ContainerAllocateResponse
+		if err := proto.Unmarshal(e.AllocResp, &answer); err != nil {
+			unread = append(unread, fmt.Errorf("read an answer of a device plugin in %s: %w", path, err))
+			continue
+		}
+		for _, d := range answer.GetCdiDevices() {
+			names[d.GetName()] = true
+		}
+		_, annotated, err := cdi.ParseAnnotations(answer.GetAnnotations())
+		if err != nil {
+			unread = append(unread, fmt.Errorf("read an answer of a device plugin in %s: %w", path, err))
+		}
+		for _, name := range annotated {
+			names[name] = true
+		}
+	}
+	return names, errors.Join(unread...)
 }
 
 // cdiFile is the name of a kind's file, without the extension.
 func cdiFile(kind string) string { return CDIPrefix + strings.ReplaceAll(kind, "/", "-") }
 
 // OwnCDISpec reports whether a file of that name and content is a specification
-// that this program wrote: its name follows from its kind. One that a crash left
+// that this program wrote: its name follows from its kind, or it is a claim's. One that a crash left
 // half-written is none.
 func OwnCDISpec(name string, content []byte) bool {
 	name = strings.TrimSuffix(name, atomicfile.Suffix)
 	spec, err := cdi.ParseSpec(content)
-	return err == nil && spec != nil && strings.TrimSuffix(name, filepath.Ext(name)) == cdiFile(spec.Kind)
+	if err != nil || spec == nil {
+		return false
+	}
+	vendor, _, claims := strings.Cut(spec.Kind, wire.Driver("")+"/")
+	return strings.TrimSuffix(name, filepath.Ext(name)) == cdiFile(spec.Kind) ||
+		claims && spec.Kind == dra.Kind(vendor) && strings.HasPrefix(name, dra.SpecPrefix+vendor+"-")
 }
 
 // cdiDevice describes a device by its device nodes alone.

@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
@@ -133,7 +136,7 @@ func TestCompleteCDISpecification(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "divvy-nvidia.com-gpu.yaml")
 	s := &specSource{cause: "1", spec: completeFor("/lib/libcuda.so.1", "a")}
-	_, specify := completePart(newCDIWriter(dir, dir), s)
+	_, specify := completePart(cdiWriterIn(dir), s)
 	want := func(step string, texts ...string) os.FileInfo {
 		t.Helper()
 		text, err := os.ReadFile(file)
@@ -177,7 +180,7 @@ func TestCompleteCDISpecification(t *testing.T) {
 	want("another driver", "/lib/libcuda.so.2", "/dev/full-b", "cdiVersion: 0.7.0")
 	// A daemon that starts finds the file and writes none.
 	last := want("last")
-	_, specify = completePart(newCDIWriter(dir, dir), s)
+	_, specify = completePart(cdiWriterIn(dir), s)
 	if failed := specify("a", "b"); len(failed) > 0 || !atomicfile.Same(last, want("restarted")) {
 		t.Errorf("after a restart the file was written again; not described are %v", failed)
 	}
@@ -186,7 +189,7 @@ func TestCompleteCDISpecification(t *testing.T) {
 // A device that another program's file defines as well is resolved by neither.
 func TestCDIDeviceOfTwoSpecifications(t *testing.T) {
 	dir := t.TempDir()
-	w, p := newCDIWriter(dir, dir), &pool{}
+	w, p := cdiWriterIn(dir), &pool{}
 	theirs := filepath.Join(dir, "theirs.json")
 	writeFile(t, theirs, specOf("nvidia.com/gpu", "b"))
 	failed := w.specify(p, &gpuBackend{}, devicesNamed("a", "b"))
@@ -217,14 +220,33 @@ func (b *renamedBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	return e, err
 }
 
+// checkpointOf returns kubelet's checkpoint with answers of device plugins.
+func checkpointOf(t *testing.T, answers ...*pluginapi.ContainerAllocateResponse) string {
+	t.Helper()
+	var entries []string
+	for _, one := range answers {
+		data, err := proto.Marshal(one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries = append(entries, `{"AllocResp":"`+base64.StdEncoding.EncodeToString(data)+`"}`)
+	}
+	return `{"Data":{"PodDeviceEntries":[` + strings.Join(entries, ",") + `]}}`
+}
+
 // TestFormerCDINames: the names that an earlier release gave containers are kept
 // where containers may have them, and never beside the same names of another program.
 func TestFormerCDINames(t *testing.T) {
 	const former, plugins = "divvy-former.com-gpu.yaml", "former.com-gpu.json"
-	checkpoint := func(answer string) map[string]string {
-		answer = base64.StdEncoding.EncodeToString([]byte(answer))
-		return map[string]string{kubeletCheckpoint: `{"Data":{"PodDeviceEntries":[{"AllocResp":"` + answer + `"}]}}`}
+	checkpoint := func(name string) map[string]string {
+		return map[string]string{kubeletCheckpoint: checkpointOf(t, &pluginapi.ContainerAllocateResponse{
+			CdiDevices: []*pluginapi.CDIDevice{{Name: name}}})}
 	}
+	annotations := map[string]string{kubeletCheckpoint: checkpointOf(t, &pluginapi.ContainerAllocateResponse{
+		Annotations: map[string]string{cdi.AnnotationPrefix + "divvy_x": "nvidia.com/gpu=a,former.com/gpu=a"}})}
+	beside := map[string]string{kubeletCheckpoint: checkpointOf(t, &pluginapi.ContainerAllocateResponse{
+		Annotations: map[string]string{cdi.AnnotationPrefix + "other": "no name"}},
+		&pluginapi.ContainerAllocateResponse{CdiDevices: []*pluginapi.CDIDevice{{Name: "former.com/gpu=a"}}})}
 	ofPlugin := map[string]string{former: specOf("former.com/gpu", "a"), plugins: specOf("former.com/gpu", "a")}
 	for name, tt := range map[string]struct {
 		files map[string]string
@@ -233,8 +255,10 @@ func TestFormerCDINames(t *testing.T) {
 		"a new installation":                {nil, ""},
 		"the file of an earlier one":        {map[string]string{former: specOf("former.com/gpu", "x")}, "a b"},
 		"a file that is none":               {map[string]string{former: "{}"}, ""},
-		"kubelet has an answer with it":     {checkpoint("\x2a\x14former.com/gpu=a"), "a b"},
-		"kubelet has other answers":         {checkpoint("\x2a\x14nvidia.com/gpu=a"), ""},
+		"kubelet has an answer with it":     {checkpoint("former.com/gpu=a"), "a b"},
+		"in an annotation":                  {annotations, "a b"},
+		"beside an answer that is invalid":  {beside, "a b"},
+		"kubelet has other answers":         {checkpoint("nvidia.com/gpu=a"), ""},
 		"kubelet's file is of another form": {map[string]string{kubeletCheckpoint: `[1]`}, ""},
 		"the vendor's plugin has the names": {ofPlugin, ""},
 	} {
@@ -243,7 +267,7 @@ func TestFormerCDINames(t *testing.T) {
 			for file, text := range tt.files {
 				writeFile(t, filepath.Join(dir, file), text)
 			}
-			w, p := newCDIWriter(dir, dir), &pool{}
+			w, p := cdiWriterIn(dir), &pool{}
 			w.wanted[p] = nil
 			for range 2 {
 				if failed := w.specify(p, &renamedBackend{}, devicesNamed("a", "b")); len(failed) > 0 {
@@ -273,7 +297,7 @@ func TestFormerCDINamesAfterTheOtherFileIsGone(t *testing.T) {
 	dir := t.TempDir()
 	const former, plugins = "divvy-former.com-gpu.yaml", "former.com-gpu.json"
 	writeFile(t, filepath.Join(dir, former), specOf("former.com/gpu", "a"))
-	w, p := newCDIWriter(dir, dir), &pool{}
+	w, p := cdiWriterIn(dir), &pool{}
 	specify := func() string {
 		w.specify(p, &renamedBackend{}, devicesNamed("a"))
 		return cdiDevicesIn(t, filepath.Join(dir, former))

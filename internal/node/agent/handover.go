@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
 )
@@ -19,7 +20,8 @@ import (
 // Handoff is the state that an agent passes to its successor, in this process or the
 // next one. It is in neither the state files nor kubelet's records.
 type Handoff struct {
-	// Sockets are the names of those on which kubelet watches the resources.
+	// Sockets are the names of those on which kubelet watches the resources, and calls the
+	// drivers of claims (see socketKey).
 	Sockets map[accel.Resource]string `json:"sockets,omitempty"`
 	// Memory is what the parts remember, by resource and kind of part. A successor
 	// that cannot read it starts as after a crash.
@@ -66,11 +68,16 @@ func (s *phase) stop() {
 // Call Yield once, while Run runs.
 func (a *Agent) Yield() Handoff {
 	// A vendor's library may be slow; kubelet is answered meanwhile.
-	a.watching.stop()
+	a.phases.watching.stop()
 	out := Handoff{Sockets: map[accel.Resource]string{}, Memory: map[string]json.RawMessage{}}
 	for _, r := range a.offerings {
 		if socket := r.server.Yield(); socket != "" {
 			out.Sockets[r.name] = socket
+		}
+	}
+	for vendor, server := range a.claims.servers {
+		if socket := server.Yield(); socket != "" {
+			out.Sockets[socketKey(vendor)] = socket
 		}
 	}
 	// Kubelet must have recorded what it was given before the successor asks (see
@@ -79,7 +86,7 @@ func (a *Agent) Yield() Handoff {
 	last := e.LastGiven("")
 	done()
 	<-time.After(time.Until(last.Add(alloc.RecordedBefore)))
-	a.deciding.stop()
+	a.phases.deciding.stop()
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
 			if data, err := p.memory(); err == nil {
@@ -99,6 +106,9 @@ func (a *Agent) Pass(sockets map[accel.Resource]string) error {
 	for _, r := range a.offerings {
 		failed = append(failed, r.server.Pass(sockets[r.name]))
 	}
+	for vendor, server := range a.claims.servers {
+		failed = append(failed, server.Pass(sockets[socketKey(vendor)]))
+	}
 	return errors.Join(failed...)
 }
 
@@ -109,6 +119,9 @@ func (a *Agent) Leave(ctx context.Context) (unnoticed []accel.Resource) {
 	noticed := make([]bool, len(a.offerings))
 	for i, r := range a.offerings {
 		leaving.Go(func() { noticed[i] = r.server.Leave(ctx) })
+	}
+	for _, server := range a.claims.servers {
+		leaving.Go(func() { server.Leave(ctx) })
 	}
 	leaving.Wait()
 	for i, r := range a.offerings {
@@ -145,8 +158,19 @@ func (a *Agent) Serving() (map[accel.Resource]string, error) {
 		}
 		sockets[r.name] = socket
 	}
+	for vendor, server := range a.claims.servers {
+		socket, err := server.Socket()
+		if err != nil {
+			return nil, err
+		}
+		sockets[socketKey(vendor)] = socket
+	}
 	return sockets, nil
 }
+
+// socketKey stands for the driver of a vendor's claims among sockets by resource. The names of
+// resources have a slash, and those of drivers have none.
+func socketKey(vendor string) accel.Resource { return accel.Resource(wire.Driver(vendor)) }
 
 // recall restores the memory of a resource's parts, and keeps the resource off the
 // predecessor's socket.

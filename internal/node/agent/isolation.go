@@ -56,7 +56,7 @@ func steady(in *accel.Inventory, before func() (accel.Inventory, bool)) {
 // A pod that neither the watch nor the API server shows gets it: such is a static pod before
 // its mirror, which only an administrator of the node can have made. limited is true if the
 // container gets a limit of each device.
-func (p *pool) permit(ctx context.Context, a alloc.Allocation, limited bool) error {
+func (p *pool) permit(ctx context.Context, a alloc.Allocation, limited bool, claims func() claim) error {
 	_, done := p.records.owner.use()
 	device, stated := a.Isolation(time.Now())
 	done()
@@ -66,18 +66,16 @@ func (p *pool) permit(ctx context.Context, a alloc.Allocation, limited bool) err
 	if !limited {
 		stated.Memory = accel.TierNone // what was attested does not hold for this container
 	}
-	pods, behind, err := p.claimants(ctx, a)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "The isolation that a pod requires is not known", "resource", p.Resource)
-		return nil
+	c := claims()
+	if c.err != nil {
+		klog.FromContext(ctx).Error(c.err, "The isolation that a pod requires is not known", "resource", p.Resource)
+		return nil //nolint:nilerr // it is taken for a static pod
 	}
-	if err = p.rejects(behind, device, stated); err == nil {
-		return nil
-	}
-	if p.records.ask(ctx, alloc.RecordedBefore) != nil {
+	err := p.rejects(c.behind, device, stated)
+	if err == nil || p.records.ask(ctx, alloc.RecordedBefore) != nil {
 		return err
 	}
-	behind = p.behind(a, pods, true)
+	behind := p.behind(a, c.pods, true)
 	if err = p.rejects(behind, device, stated); err != nil && len(behind) == 1 {
 		p.records.reject(behind[0])
 	}
@@ -88,7 +86,7 @@ func (p *pool) permit(ctx context.Context, a alloc.Allocation, limited bool) err
 // requests for each container, 0 for those that belong to its memory. Only kubelet knows which
 // pod it is: if those that it may be differ, it is asked, and without an answer the allocation is
 // rejected.
-func (p *pool) computePercent(ctx context.Context, a alloc.Allocation) (int, error) {
+func (p *pool) computePercent(ctx context.Context, a alloc.Allocation, claims func() claim) (int, error) {
 	if p.tier != accel.TierCooperative {
 		return 0, nil
 	}
@@ -96,13 +94,13 @@ func (p *pool) computePercent(ctx context.Context, a alloc.Allocation) (int, err
 		return 0, alloc.Reject(alloc.Isolation, "devices %s: isolation %s is for one device in a container, as each has an MPS server of "+
 			"its own; request one device", listed(a.Devices), p.tier)
 	}
-	pods, behind, err := p.claimants(ctx, a)
-	if err != nil {
-		return 0, alloc.Reject(alloc.Isolation, "read the share of the device's multiprocessors that the pod requests: %w", err)
+	c := claims()
+	if c.err != nil {
+		return 0, alloc.Reject(alloc.Isolation, "read the share of the device's multiprocessors that the pod requests: %w", c.err)
 	}
-	percent, err := samePercent(behind)
+	percent, err := samePercent(c.behind)
 	if err != nil && p.records.ask(ctx, alloc.RecordedBefore) == nil {
-		percent, err = samePercent(p.behind(a, pods, true))
+		percent, err = samePercent(p.behind(a, c.pods, true))
 	}
 	return percent, err
 }
@@ -124,17 +122,23 @@ func samePercent(pods []*corev1.Pod) (int, error) {
 	return same, nil
 }
 
-// claimants returns the node's pods, and which of them an allocation may be for. If the watch
-// shows none of these, the API server is asked.
-func (p *pool) claimants(ctx context.Context, a alloc.Allocation) (pods, behind []*corev1.Pod, err error) {
-	pods = p.records.pods.Cached()
-	if behind = p.behind(a, pods, false); len(behind) > 0 {
-		return pods, behind, nil
+// claim has the node's pods, and those that an allocation may be for.
+type claim struct {
+	pods, behind []*corev1.Pod
+	err          error
+}
+
+// claimants returns the pods that an allocation may be for. If the watch shows none of these, the
+// API server is asked.
+func (p *pool) claimants(ctx context.Context, a alloc.Allocation) (c claim) {
+	c.pods = p.records.pods.Cached()
+	if c.behind = p.behind(a, c.pods, false); len(c.behind) > 0 {
+		return c
 	}
-	if pods, err = p.records.askAPI(ctx); err != nil {
-		return nil, nil, err
+	if c.pods, c.err = p.records.askAPI(ctx); c.err == nil {
+		c.behind = p.behind(a, c.pods, false)
 	}
-	return pods, p.behind(a, pods, false), nil
+	return c
 }
 
 // behind returns which of the pods an allocation may be for; listed is as in Engine.Behind.

@@ -10,6 +10,7 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/nodelabels"
@@ -37,7 +38,11 @@ func (a *Agent) publishLabels(ctx context.Context) error {
 			}
 		}
 	}
-	return a.publisher.label(ctx, nodelabels.Wanted(vendors, a.o.Config.Labels))
+	wanted := nodelabels.Wanted(vendors, a.o.Config.Labels)
+	if path := a.o.Config.AllocationPath; path != config.PathPlugin && a.o.Config.Labels != config.LabelNone {
+		wanted[wire.PathLabel] = string(path)
+	}
+	return a.publisher.label(ctx, wanted)
 }
 
 // sharedTiers are the tiers, at a time, of the devices of a vendor that containers share:

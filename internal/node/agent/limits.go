@@ -16,6 +16,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/limits"
+	"github.com/divvy-gpu/divvy/internal/node/usage"
 )
 
 // LimitOptions say how containers get limits in the driver. The zero value is for hosts that
@@ -69,6 +70,10 @@ type limitDesk struct {
 	// hook is the program on the host, by vendor, while containers can be limited. It is guarded
 	// by mu.
 	hooks map[string]string
+	// claims say which claims have limits; nil for none.
+	claims *claimLimits
+	// running are the containers of the last pass, by device; guarded by mu. What it has is not changed.
+	running map[accel.DeviceID][]limits.Container
 }
 
 func newLimitDesk(o LimitOptions, c config.NodeConfig) *limitDesk {
@@ -139,6 +144,49 @@ func limitName(id accel.DeviceID, mib uint64) string {
 // limitMiB is the limit for an allocation in bytes: whole MiB, and never more than the
 // allocation.
 func limitMiB(bytes uint64) uint64 { return bytes / limits.MiB }
+
+// ran takes in the containers of a pass.
+func (d *limitDesk) ran(running map[accel.DeviceID][]limits.Container) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running = running
+}
+
+// charged returns what the driver has charged to the containers of a device whose limits are
+// proven, in bytes: of those that had their limit in the last pass. One whose control groups do not
+// agree on an amount, or have ended, is not among them.
+func (d *limitDesk) charged(ctx context.Context, l backend.Limiter, id accel.DeviceID) map[usage.ContainerName]uint64 {
+	if _, err := d.isolation(id); err != nil {
+		return nil
+	}
+	d.mu.Lock()
+	running := d.running[id]
+	d.mu.Unlock()
+	out := map[usage.ContainerName]uint64{}
+	for i := range running {
+		c := &running[i]
+		if bytes, ok := chargedTo(ctx, l, id, c); ok {
+			out[usage.ContainerName{Namespace: c.Namespace, Pod: c.Pod, Name: c.Container}] = bytes
+		}
+	}
+	return out
+}
+
+// chargedTo returns the amount of a container, if it has a limit: the groups below that of a limit
+// have its amount.
+func chargedTo(ctx context.Context, l backend.Limiter, id accel.DeviceID, c *limits.Container) (bytes uint64, ok bool) {
+	if c.Bytes == 0 {
+		return 0, false
+	}
+	for i := range c.Groups {
+		read, err := l.Limit(ctx, id, c.Groups[i].Group.Dir)
+		if err != nil || read.Bytes != c.Bytes || i > 0 && read.UsedBytes != bytes {
+			return 0, false
+		}
+		bytes = read.UsedBytes
+	}
+	return bytes, len(c.Groups) > 0
+}
 
 // kind implements sized.
 func (*limitDesk) kind() string { return limitKind }

@@ -40,7 +40,7 @@ const (
 // limitingBackend is a vendor whose driver has limits.
 type limitingBackend struct {
 	fakeMeter
-	limits               map[string]uint64 // of device a, by folder
+	limits, charges      map[string]uint64 // of device a, by folder
 	limitable, forgetful error
 }
 
@@ -62,7 +62,7 @@ func (b *limitingBackend) Limit(_ context.Context, id accel.DeviceID, group stri
 	if !ok {
 		return backend.MemoryLimit{}, backend.ErrNoLimit
 	}
-	return backend.MemoryLimit{Bytes: bytes}, nil
+	return backend.MemoryLimit{Bytes: bytes, UsedBytes: b.charges[string(id)+group]}, nil
 }
 
 // limiting is a world whose devices a and b have limits.
@@ -74,14 +74,16 @@ type limiting struct {
 	registry *prometheus.Registry
 	clock    time.Time
 	told     []string
+	writer   *cdiWriter
+	agent    *Agent
 	// refuse is why the hook cannot be installed.
 	refuse error
 }
 
-func newLimiting(t testing.TB, unit string) *limiting {
+func newLimiting(t testing.TB, unit string, set ...func(*alloc.Config)) *limiting {
 	t.Helper()
-	m := &limiting{world: newWorld(t, unit), host: t.TempDir(), registry: prometheus.NewRegistry(), clock: time.Unix(1000, 0),
-		backend: &limitingBackend{limits: map[string]uint64{}}}
+	m := &limiting{world: newWorld(t, unit, set...), host: t.TempDir(), registry: prometheus.NewRegistry(), clock: time.Unix(1000, 0),
+		backend: &limitingBackend{limits: map[string]uint64{}, charges: map[string]uint64{}}}
 	m.put("sys/fs/cgroup/cgroup.controllers", "dmem")
 	m.put("sys/fs/cgroup/own/cgroup.events", "")
 	m.put("proc/self/cgroup", "0::/own\n")
@@ -96,12 +98,13 @@ func newLimiting(t testing.TB, unit string) *limiting {
 	}
 	devices := found(card(0, "a", 16), card(1, "b", 16))
 	a := &Agent{o: Options{Node: thisNode, Config: config.Default(), Backends: map[string]backend.Backend{"enflame": m.backend}},
-		records: m.world.records, metrics: newMetrics(m.registry), offerings: offerings{{parts: []*pool{m.world.pool}}},
-		cdi: newCDIWriter(filepath.Join(m.host, "cdi"), m.host)}
+		records: m.world.records, metrics: newMetrics(m.registry), offerings: offerings{{parts: []*pool{m.world.pool}}}}
 	a.o.Config.DriverRoot = m.host
 	a.o.Config.Resources = []config.Resource{{Name: string(gcuMemory), Isolation: config.IsolationDriver}}
 	a.o.Config.Vendors = map[string]config.Vendor{"enflame": {DriverRoot: "/driver"}}
-	a.cdi.limits = newLimitDesk(a.o.Limits, a.o.Config)
+	a.o.Config.CDIDir = filepath.Join(m.host, "cdi")
+	a.cdi = newCDIWriter(a.o.Config, a.o.Limits)
+	m.writer, m.agent = a.cdi, a
 	a.discoveries = newDiscoveries(a.o.Backends)
 	a.discoveries.note("enflame", devices, nil)
 	p := m.world.pool
@@ -351,7 +354,7 @@ func TestLimitsOfARunningContainerStay(t *testing.T) {
 		t.Fatalf("%d devices are described, want 32", len(readCDI(file).devices))
 	}
 	other := &pool{ID: m.ID}
-	w := newCDIWriter(filepath.Join(m.host, "cdi"), m.host)
+	w := cdiWriterIn(filepath.Join(m.host, "cdi"))
 	w.wanted[other] = cdiKinds{}
 	w.wanted[other].put(limitKind, cdispecs.Device{Name: "c.1024", ContainerEdits: cdispecs.ContainerEdits{Env: []string{"A=b"}}})
 	if err := w.ensure(limitKind); err != nil {
@@ -395,6 +398,36 @@ func TestHookStaysWhileTheLibraryIsAway(t *testing.T) {
 	}
 }
 
+// A limit in which no process could start is rejected, if it is known what a context takes; the
+// inventory says so to the scheduler.
+func TestLimitBelowAContext(t *testing.T) {
+	r := config.Resource{Name: string(gcuMemory), Vendor: "enflame", Isolation: config.IsolationDriver}
+	m := newLimiting(t, "0.1", func(c *alloc.Config) { c.LeastBytes = leastBytes(&r, map[string]int{"enflame": 512}) })
+	m.passes(1)
+	p := m.world.pool
+	if got := see(p, (*alloc.Engine).Inventory).Least; got != 6 {
+		t.Errorf("the inventory states at least %d units, want 6", got)
+	}
+	if bytes := leastBytes(&r, nil); bytes != 0 {
+		t.Errorf("at least %d bytes, and it is not known what a context takes", bytes)
+	}
+	r.Isolation = config.IsolationCooperative
+	if bytes := leastBytes(&r, map[string]int{"enflame": 512}); bytes != 0 {
+		t.Errorf("at least %d bytes without limits in the driver", bytes)
+	}
+	for units, want := range map[accel.Units]string{5: "the limit of 512 MiB of device a would leave no memory beside the context", 6: ""} {
+		m.writer.contexts = map[string]int{"enflame": 512}
+		_, err := p.limit([]accel.DeviceID{"a"}, units, 0)
+		if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%d units: %v, want %q", units, err, want)
+		}
+		m.writer.contexts = nil
+		if _, err := p.limit([]accel.DeviceID{"a"}, units, 0); err != nil {
+			t.Errorf("%d units, and it is not known what a context takes: %v", units, err)
+		}
+	}
+}
+
 // A daemon that starts states what the one before it has published until its first pass.
 func TestTierOfADaemonThatStarts(t *testing.T) {
 	m := newLimiting(t, "1")
@@ -432,4 +465,48 @@ func TestFirstPassAwaitsTheParts(t *testing.T) {
 	if !begins(time.Minute) {
 		t.Error("it does not begin when they have them")
 	}
+}
+
+// What a container uses of a device whose limits are proven is what the driver has charged to it;
+// elsewhere it is what the library lists of its processes.
+func TestUseByTheDriversAccounting(t *testing.T) {
+	m := newLimiting(t, "1")
+	m.agent.overuse = &overuseDesk{}
+	m.agent.o.Config.Usage = config.Usage{Enabled: true, Interval: config.Duration(time.Minute)}
+	u := newUsageWatch(m.agent)
+	m.passes(1)
+	dir := m.starts(true)
+	m.put("sys/fs/cgroup"+trainerCG+"/deeper/cgroup.procs", "43\n")
+	m.backend.found = map[accel.DeviceID]backend.Measured{"a": {UsedBytes: 5 << 30}} // no process is listed
+	used := func() (container, unknown uint64) {
+		t.Helper()
+		report, _ := u.pass(t.Context())
+		row := report.Devices[0]
+		if len(row.Containers) != 1 || row.Containers[0].UsedBytes == nil {
+			t.Fatalf("containers of device a: %+v", row)
+		}
+		return *row.Containers[0].UsedBytes >> 30, row.UnknownBytes >> 30
+	}
+	for _, group := range []string{dir, dir + "/deeper"} { // the driver reports that of the limit for groups below
+		m.backend.limits["a"+group], m.backend.charges["a"+group] = 4<<30, 3<<30
+	}
+	want := func(what string, container, unknown uint64) {
+		t.Helper()
+		if c, un := used(); c != container || un != unknown {
+			t.Errorf("%s: the container uses %d GiB and %d are unknown, want %d and %d", what, c, un, container, unknown)
+		}
+	}
+	want("before the limit was proven", 0, 5)
+	m.wantTier("a container with its limit", 1, accel.TierDriver, "nil")
+	want("with its limit", 3, 2)
+	m.backend.charges["a"+dir+"/deeper"] = 1 << 30
+	want("groups that do not agree", 0, 5)
+	m.backend.charges["a"+dir+"/deeper"] = 3 << 30
+	m.backend.limits["a"+dir] = 2 << 30
+	want("another limit", 0, 5)
+	m.backend.limits["a"+dir] = 4 << 30
+	want("its limit again", 3, 2)
+	m.backend.forgetful = errors.New("persistence is off")
+	m.passes(1)
+	want("a device that lost the tier", 0, 5)
 }

@@ -93,6 +93,13 @@ func newLimitWatch(a *Agent) *limitWatch {
 			w.limiters[p.config.Vendor] = l
 		}
 	}
+	for vendor, b := range a.o.Backends {
+		if l, ok := b.(limiter); ok && w.desk.claims.of(vendor) {
+			w.limiters[vendor] = l
+			w.changed = func() { a.signals.withdraw.raise(); a.claims.redescribe() }
+			w.found = func() { a.signals.wake.raise(); a.claims.refresh() }
+		}
+	}
 	if len(w.limiters) == 0 {
 		return nil
 	}
@@ -186,7 +193,7 @@ func (w *limitWatch) pass(ctx context.Context) {
 	w.logged.unread.Log(ctx, err, "Could not read all records of memory limits")
 	_, vendors, _ := w.discoveries.all()
 	own, ownErr := w.ownGroup()
-	losses := map[accel.DeviceID][]limits.Loss{}
+	losses, running := map[accel.DeviceID][]limits.Loss{}, map[accel.DeviceID][]limits.Container{}
 	var problems []error
 	for _, vendor := range slices.Sorted(maps.Keys(w.limiters)) {
 		found := vendors[vendor].found
@@ -211,6 +218,7 @@ func (w *limitWatch) pass(ctx context.Context) {
 			one.Processes, one.Unlisted = w.processes(ctx, vendor, d.ID, seen)
 			var repairs []limits.Repair
 			losses[d.ID], repairs = limits.Judge(one, seen.records)
+			running[d.ID] = one.Containers
 			for _, r := range repairs {
 				w.repair(ctx, vendor, r, seen, pods)
 			}
@@ -221,6 +229,7 @@ func (w *limitWatch) pass(ctx context.Context) {
 	}
 	w.logged.problems.Log(ctx, errors.Join(problems...), "Device memory cannot be limited")
 	status := reportLosses(ctx, &w.watch, losses, w.now(), w.lost, w.node)
+	w.desk.ran(running)
 	w.desk.set(status, w.now())
 	w.desk.attest(w.records, w.parts)
 	w.found()
@@ -243,9 +252,9 @@ func (w *limitWatch) open() error {
 	return nil
 }
 
-// offers reports whether a resource with limits is made of a device.
+// offers reports whether a resource with limits is made of a device, or claims with limits share it.
 func (w *limitWatch) offers(vendor string, d accel.Device) bool {
-	return slices.ContainsFunc(w.parts, func(p *pool) bool {
+	return w.desk.claims.chip(vendor, d.ID) || slices.ContainsFunc(w.parts, func(p *pool) bool {
 		return p.config.Vendor == vendor && w.desk.resources[p.Resource] && slices.ContainsFunc(see(p, (*alloc.Engine).Inventory).Shares,
 			func(s accel.Share) bool { return s.ID == d.ID })
 	})

@@ -74,8 +74,9 @@ func (a *Agent) turn(ctx context.Context) error {
 		// devices that came free return to the other resources, a change of the
 		// configuration may be due, and files may be written again.
 		a.offerings.sync(ctx)
+		a.claims.refresh()
 		a.signals.learned.raise()
-		described = a.offerings.release(ctx)
+		described = errors.Join(a.offerings.release(ctx), a.cdi.forget(time.Now()))
 		if !a.offerings.any(func(p *pool) bool { return !p.status().Idle }) {
 			described = errors.Join(described, a.cdi.tidy())
 		}
@@ -90,7 +91,7 @@ func (a *Agent) turn(ctx context.Context) error {
 	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx),
 		a.quarantine.publish(ctx, a.publisher), a.overuse.publish(ctx, a.publisher, time.Now()),
 		publishIsolation(ctx, a.publisher, time.Now(), &a.cdi.limits.proof, &a.cdi.mps.proof),
-		publishSetup(ctx, a.publisher, a.o.Setup))
+		publishSetup(ctx, a.publisher, a.o.Setup), a.claims.publishDrivers(ctx, a.publisher))
 	a.progress.note(published, asked, removed)
 	return errors.Join(published, asked, described)
 }

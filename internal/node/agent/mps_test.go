@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
@@ -53,12 +56,12 @@ func newServing(t *testing.T) *serving {
 	m.put("cgroup", "0::/user.slice\n")
 	devices := found(card(0, "a", 16), card(1, "b", 16))
 	a := &Agent{o: Options{Node: thisNode, Config: config.Default(), Backends: map[string]backend.Backend{"enflame": m.backend}},
-		records: m.world.records, metrics: newMetrics(prometheus.NewRegistry()), offerings: offerings{{parts: []*pool{m.world.pool}}},
-		cdi: newCDIWriter(filepath.Join(m.host, "cdi"), m.host)}
+		records: m.world.records, metrics: newMetrics(prometheus.NewRegistry()), offerings: offerings{{parts: []*pool{m.world.pool}}}}
 	a.o.Config.DriverRoot = m.host
 	a.o.Config.Resources = []config.Resource{{Name: string(gcuMemory), Isolation: config.IsolationCooperative}}
 	a.o.Config.Vendors = map[string]config.Vendor{"enflame": {DriverRoot: "/driver"}}
-	a.cdi.mps = newMPSDesk(a.o.Config)
+	a.o.Config.CDIDir, a.o.Config.KubeletDir = filepath.Join(m.host, "cdi"), m.host
+	a.cdi = newCDIWriter(a.o.Config, LimitOptions{})
 	a.discoveries = newDiscoveries(a.o.Backends)
 	a.discoveries.note("enflame", devices, nil)
 	p := m.world.pool
@@ -303,6 +306,92 @@ func TestMPSClient(t *testing.T) {
 			t.Errorf("%s is not described", name)
 		}
 	}
+}
+
+// TestMPSNamesOfEndedContainers: a name that a pod has requested goes when no container has it, and
+// those that containers can get by their memory stay.
+func TestMPSNamesOfEndedContainers(t *testing.T) {
+	m := newServing(t)
+	file := filepath.Join(m.host, "cdi", cdiFile(mpsKind)+".yaml")
+	var pods []*corev1.Pod
+	for _, percent := range []string{"70", "71", "72"} {
+		pod := newPod("p"+percent, 2)
+		pod.Annotations = map[string]string{wire.ComputeAnnotation: percent}
+		if _, err := m.allocated(pod); err != nil {
+			t.Fatal(err)
+		}
+		pods = append(pods, pod)
+	}
+	end := func(pod *corev1.Pod) {
+		t.Helper()
+		m.world.remove(pod)
+		if _, err := m.refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		m.world.sync(t.Context())
+	}
+	// The engine knows of the first one that it runs, and kubelet alone of the last one.
+	end(pods[1])
+	end(pods[2])
+	checkpoint := func(text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(m.host, "device-plugins"), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, filepath.Join(m.host, "device-plugins", kubeletCheckpoint), text)
+	}
+	const byMemory = 32
+	now := time.Now()
+	for _, step := range []struct {
+		what, checkpoint string
+		after            time.Duration
+		names            int
+		fails            bool
+	}{
+		{"the first look", checkpointOf(t), 0, byMemory + 3, false},
+		{"names that were given a moment ago", checkpointOf(t), forgetAfter - time.Second, byMemory + 3, false},
+		{"a checkpoint that cannot be read", "[1]", forgetAfter, byMemory + 3, true},
+		{"ended containers", checkpointOf(t, &pluginapi.ContainerAllocateResponse{
+			CdiDevices: []*pluginapi.CDIDevice{{Name: "nvidia.com/gpu=a"}, {Name: mpsKind + "=a.72.2048"}}}),
+			2 * forgetAfter, byMemory + 2, false},
+		{"one container", checkpointOf(t), 3 * forgetAfter, byMemory + 1, false},
+	} {
+		checkpoint(step.checkpoint)
+		if err := m.agent.cdi.forget(now.Add(step.after)); (err != nil) != step.fails {
+			t.Errorf("%s: %v", step.what, err)
+		}
+		m.world.sync(t.Context())
+		if got := readCDI(file).devices; len(got) != step.names {
+			t.Errorf("%s: the file has %d names, want %d: %v", step.what, len(got), step.names, slices.Sorted(maps.Keys(got)))
+		}
+	}
+}
+
+// A pod that the watch does not show is looked up once, for its share and for the tier it requires.
+func TestMPSAsksOnce(t *testing.T) {
+	m := newServing(t)
+	pod := m.grantTo(newPod("late", 4), "a", 1)
+	m.world.see(pod)
+	source := &countedPods{podSource: m.world.records.pods}
+	m.world.records.pods = source
+	if _, err := m.world.Allocate(t.Context(), m.world.idsOf("a")[:4]); err != nil {
+		t.Fatal(err)
+	}
+	if source.asked != 1 {
+		t.Errorf("the API server was asked %d times, want 1", source.asked)
+	}
+}
+
+// countedPods is a podSource whose watch shows no pod, and which counts questions.
+type countedPods struct {
+	podSource
+	asked int
+}
+
+func (*countedPods) Cached() []*corev1.Pod { return nil }
+func (p *countedPods) Fresh(ctx context.Context) ([]*corev1.Pod, error) {
+	p.asked++
+	return p.podSource.Fresh(ctx)
 }
 
 func TestMPSShareIsRejected(t *testing.T) {

@@ -88,15 +88,22 @@ func (p *pool) load(ctx context.Context) {
 
 // update takes the outcome of a discovery.
 func (p *pool) update(ctx context.Context, found backend.Found, err error) {
-	d := alloc.Discovery{Devices: found.Devices, Links: found.Links, Err: cmp.Or(err, found.Problem), Unreachable: p.unreachable(found)}
-	for _, f := range found.Faults {
-		d.Faults = append(d.Faults, alloc.Fault{ID: f.ID, Err: f.Err, NotOffered: f.Cause == accel.CauseNotOffered})
-	}
+	d := discoveryOf(found, err)
+	d.Unreachable = p.unreachable(found)
 	e, done := p.records.owner.use()
 	e.Discover(p.ID, d)
 	done()
 	p.sync(ctx)
 	p.changed()
+}
+
+// discoveryOf is a discovery as the engine takes it.
+func discoveryOf(found backend.Found, err error) alloc.Discovery {
+	d := alloc.Discovery{Devices: found.Devices, Links: found.Links, Err: cmp.Or(err, found.Problem)}
+	for _, f := range found.Faults {
+		d.Faults = append(d.Faults, alloc.Fault{ID: f.ID, Err: f.Err, NotOffered: f.Cause == accel.CauseNotOffered})
+	}
+	return d
 }
 
 // unreachable returns why containers cannot reach the devices as configured.
@@ -255,9 +262,10 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 	if err := p.inject.check(p.config.Vendor, edits); err != nil {
 		return nil, err
 	}
+	claims := sync.OnceValue(func() claim { return p.claimants(ctx, a) })
 	var limited []backend.CDIDevice
 	if p.limit != nil {
-		percent, err := p.computePercent(ctx, a)
+		percent, err := p.computePercent(ctx, a, claims)
 		if err != nil {
 			return nil, err
 		}
@@ -267,7 +275,7 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 		// Hooks run in the order of the devices, and the last limit holds.
 		edits.CDIDevices = append(edits.CDIDevices, limited...)
 	}
-	if err := p.permit(ctx, a, len(limited) == len(a.Devices)); err != nil {
+	if err := p.permit(ctx, a, len(limited) == len(a.Devices), claims); err != nil {
 		return nil, err
 	}
 	p.give(ctx, a)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,6 +33,12 @@ type publisher struct {
 	// that were told. Only the agent's loop uses them.
 	labels    nodelabels.Keeper
 	conflicts map[nodelabels.Conflict]bool
+	// decoded is the inventory that the node's object had last.
+	decoded struct {
+		sync.Mutex
+		text string
+		all  []accel.Inventory
+	}
 }
 
 // newPublisher makes the copy of the node object, which Run keeps; changed is
@@ -61,21 +68,23 @@ func (p *publisher) current() (*corev1.Node, error) {
 	return node, nil
 }
 
-// before returns what the node's object says of a resource.
+// before returns what the node's object says of a resource. It must not be changed.
 func (p *publisher) before(name accel.Resource) (accel.Inventory, bool) {
 	node, err := p.current()
 	if err != nil {
 		return accel.Inventory{}, false
 	}
-	all, err := wire.DecodeInventory(node.Annotations[wire.InventoryAnnotation])
-	if err != nil {
-		return accel.Inventory{}, false
+	p.decoded.Lock()
+	defer p.decoded.Unlock()
+	if text := node.Annotations[wire.InventoryAnnotation]; text != p.decoded.text {
+		p.decoded.text = text
+		p.decoded.all, _ = wire.DecodeInventory(text) // one that cannot be read says nothing of any resource
 	}
-	i := slices.IndexFunc(all, func(in accel.Inventory) bool { return in.Resource == name })
+	i := slices.IndexFunc(p.decoded.all, func(in accel.Inventory) bool { return in.Resource == name })
 	if i < 0 {
 		return accel.Inventory{}, false
 	}
-	return all[i], true
+	return p.decoded.all[i], true
 }
 
 // stripNode drops what nobody here reads.

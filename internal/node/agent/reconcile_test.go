@@ -370,6 +370,17 @@ func TestPublishWritesWhatDiffers(t *testing.T) {
 	}
 	waitForWatch(t, client, p)
 	publishUntilCalm(1)
+
+	// What does not change is decoded once.
+	first, _ := p.before(gcuMemory)
+	if again, ok := p.before(gcuMemory); !ok || &again.Shares[0] != &first.Shares[0] {
+		t.Error("an inventory that has not changed is decoded again")
+	}
+	inventory[0].Shares[0].Units = 8
+	publishUntilCalm(1)
+	if now, _ := p.before(gcuMemory); now.Shares[0].Units != 8 {
+		t.Errorf("the inventory is that of before: %+v", now)
+	}
 }
 
 // waitForWatch returns once the publisher sees the node as it is.

@@ -16,6 +16,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/podresources"
+	"github.com/divvy-gpu/divvy/internal/node/usage"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
@@ -66,6 +67,8 @@ type records struct {
 	resources []accel.Resource
 	planned   func(*corev1.Pod) *accel.Grant
 	ending    func() map[accel.Resource][]accel.DeviceID
+	// claimed returns what the containers of pods have of claims, nil where those are not served.
+	claimed func([]*corev1.Pod) []usage.Container
 
 	// turn is held while kubelet is being answered and while kubelet is asked
 	// who holds what. Kubelet forgets units that it is just handing out when

@@ -68,6 +68,20 @@ func chooserOf(c *config.Resource, strategy config.MigStrategy) func(sharing.Car
 	return func(card sharing.Card) bool { return offers(c, strategy, card.Device) && chosen.matches(card) }
 }
 
+// claimsChooser returns which cards of a vendor are for claims, on a node that divides them: those that
+// resources of the path dra choose, however these offer them.
+func claimsChooser(c *config.NodeConfig, vendor string) func(sharing.Card) bool {
+	var chosen []*selector
+	for i := range c.Resources {
+		if r := &c.Resources[i]; r.Vendor == vendor && c.PathOf(r) == config.PathDRA {
+			chosen = append(chosen, selectorOf(r.Devices))
+		}
+	}
+	return func(card sharing.Card) bool {
+		return slices.ContainsFunc(chosen, func(s *selector) bool { return s.matches(card) })
+	}
+}
+
 // offers reports whether a resource may be made of the device, whichever it selects.
 // Memory is cut neither out of a partition nor out of a device that may be cut into
 // partitions at any time.

@@ -3,7 +3,9 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
+	"time"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
@@ -40,12 +42,11 @@ func (w *cdiWriter) sized() []sized { return []sized{w.limits, w.mps} }
 func (w *cdiWriter) isSized(kind string) bool { return kind == limitKind || kind == mpsKind }
 
 // specifySized adds the CDI devices with amounts for the devices of a pool to what the pool wants:
-// all that containers can get, unless those of the node are too many. Otherwise, and while
-// containers cannot be bounded, it adds those that are on the disk: a container that has one
-// must not start again without its bounds. The caller holds mu.
+// all that containers can get, unless those of the node are too many, and those that are on the
+// disk: a container that has one must not start again without its bounds. The caller holds mu.
 func (w *cdiWriter) specifySized(s sized, p *pool, devices []accel.Device, mine cdiKinds) {
 	total := 0
-	for other, kinds := range w.wanted {
+	for other, kinds := range w.lasting {
 		if other != p {
 			total += len(kinds[s.kind()])
 		}
@@ -59,19 +60,14 @@ func (w *cdiWriter) specifySized(s sized, p *pool, devices []accel.Device, mine 
 		}
 	}
 	if len(all) == 0 {
+		delete(w.lasting[p], s.kind())
 		return
 	}
-	file := w.onDisk(s.kind()).devices
-	for id, some := range described {
+	lasting := cdiKinds{}
+	for _, some := range described {
 		if len(some) > 0 && total <= maxLimitNames {
 			for _, one := range some {
-				mine.put(s.kind(), one)
-			}
-		}
-		for name, one := range file {
-			// One that a container has by its own request is not among all.
-			if strings.HasPrefix(name, string(id)+".") && (len(some) == 0 || total > maxLimitNames || s.kind() == mpsKind) {
-				mine.put(s.kind(), s.renewed(p, all[id], one))
+				lasting.put(s.kind(), one)
 			}
 		}
 	}
@@ -85,10 +81,84 @@ func (w *cdiWriter) specifySized(s sized, p *pool, devices []accel.Device, mine 
 	for _, c := range held {
 		if d, ok := all[c.Chip]; ok {
 			if one, ok := s.of(p, d, limitMiB(c.Bytes), percents[c.PodKey]); ok {
-				mine.put(s.kind(), one)
+				lasting.put(s.kind(), one)
 			}
 		}
 	}
+	if w.lasting[p] == nil {
+		w.lasting[p] = cdiKinds{}
+	}
+	w.lasting[p][s.kind()] = lasting[s.kind()]
+	for name, one := range w.onDisk(s.kind()).devices {
+		for id, d := range all {
+			if strings.HasPrefix(name, string(id)+".") {
+				mine.put(s.kind(), s.renewed(p, d, one))
+			}
+		}
+	}
+	for _, one := range lasting[s.kind()] {
+		mine.put(s.kind(), one)
+	}
+}
+
+// forgetAfter is the time between two looks for names that no container has, and how long one
+// that a container was given stays before kubelet's checkpoint must have it.
+const forgetAfter = 10 * time.Minute
+
+// forget removes the names with amounts that pods have requested and no container has any more:
+// they would be as many as pods can think of, and container runtimes read all of them. Kubelet's
+// checkpoint has the names that containers get when they start again. While it cannot be read,
+// all names stay.
+func (w *cdiWriter) forget(now time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.looked.IsZero():
+		w.looked = now // what an earlier process has given out counts as given now
+		return nil
+	case now.Sub(w.looked) < forgetAfter || w.silent():
+		return nil
+	}
+	w.looked = now
+	maps.DeleteFunc(w.given, func(_ backend.CDIDevice, at time.Time) bool { return now.Sub(at) >= forgetAfter })
+	var failed []error
+	for _, s := range w.sized() {
+		failed = append(failed, w.forgetOf(s.kind()))
+	}
+	return errors.Join(failed...)
+}
+
+// forgetOf is forget for a kind. The caller holds mu.
+func (w *cdiWriter) forgetOf(kind string) error {
+	file := w.onDisk(kind)
+	stale := maps.Clone(file.devices)
+	for _, kinds := range w.lasting {
+		maps.DeleteFunc(stale, func(name string, _ cdispecs.Device) bool {
+			_, ok := kinds[kind][name]
+			return ok
+		})
+	}
+	maps.DeleteFunc(stale, func(name string, _ cdispecs.Device) bool {
+		_, ok := w.given[backend.CDIDevice{Kind: kind, Name: name}]
+		return ok
+	})
+	if len(stale) == 0 {
+		return nil
+	}
+	names, err := checkpointedNames(w.checkpoint)
+	if err != nil {
+		return fmt.Errorf("find out which CDI devices containers have: %w", err)
+	}
+	for name := range stale {
+		if names[kind+"="+name] {
+			continue
+		}
+		delete(file.devices, name)
+		for _, kinds := range w.wanted {
+			delete(kinds[kind], name)
+		}
+	}
+	return w.ensure(kind)
 }
 
 // limit returns the names of the CDI devices that bound what a container gets of each device, in
@@ -115,10 +185,17 @@ func (w *cdiWriter) limit(p *pool, ids []accel.DeviceID, units accel.Units, perc
 			if !ok {
 				return nil, nil
 			}
+			// A context of MPS is smaller.
+			if context := uint64(max(w.contexts[p.config.Vendor], 0)); s.kind() == limitKind && mib > 0 && mib <= context {
+				return nil, alloc.Reject(alloc.Isolation, "the limit of %d MiB of device %s would leave no memory beside the context of a "+
+					"process, which takes %d MiB by contextAllowanceMiB; request more", mib, id, context)
+			}
 			if err := w.put(s, p, one); err != nil {
 				return nil, err
 			}
-			names = append(names, backend.CDIDevice{Kind: s.kind(), Name: one.Name})
+			name := backend.CDIDevice{Kind: s.kind(), Name: one.Name}
+			w.given[name] = time.Now()
+			names = append(names, name)
 		}
 	}
 	return names, nil

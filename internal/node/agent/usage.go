@@ -56,6 +56,7 @@ type usageWatch struct {
 	discoveries *discoveries
 	records     *records
 	parts       []*pool
+	limits      *limitDesk
 	metrics     *usageMetrics
 	overuse     *overuseWatch
 	now         func() time.Time
@@ -117,6 +118,7 @@ func newUsageWatch(a *Agent) *usageWatch {
 		passer: usage.NewMeter(filepath.Join(c.DriverRoot, "proc"), filepath.Join(c.DriverRoot, "sys/fs/cgroup")),
 		meters: map[string]*watchedMeter{}, discoveries: a.discoveries, records: a.records,
 		parts:   slices.Collect(a.offerings.parts(func(*offering, *pool) bool { return true })),
+		limits:  a.cdi.limits,
 		metrics: newUsageMetrics(a.metrics, c.Usage.Metrics), overuse: newOveruseWatch(a), now: time.Now,
 		devices: map[accel.DeviceID]*measuredDevice{},
 	}
@@ -213,6 +215,11 @@ func (u *usageWatch) pass(ctx context.Context) (wire.UsageReport, []overuse.Epis
 	bounded, cancel := context.WithTimeout(ctx, time.Duration(u.config.Interval))
 	defer cancel()
 	rows := u.passer.Pass(bounded, meters, due, containers, podNames(pods))
+	for i := range rows {
+		if l, ok := u.meters[rows[i].Vendor].Meter.(backend.Limiter); ok && len(rows[i].Containers) > 0 {
+			usage.Charge(&rows[i], u.limits.charged(bounded, l, rows[i].Device))
+		}
+	}
 	end := u.now()
 	u.metrics.duration.WithLabelValues().Observe(end.Sub(start).Seconds())
 	idle := map[accel.DeviceID]bool{}
@@ -302,7 +309,8 @@ func (u *usageWatch) list() []usage.Device {
 }
 
 // heldBy returns what containers hold of the parts by kubelet's last list, which names pods
-// without their UIDs: they are those that the watch had delivered before the list.
+// without their UIDs: they are those that the watch had delivered before the list. It adds what they
+// have of claims.
 func heldBy(r *records, parts []*pool, pods []*corev1.Pod) []usage.Container {
 	uids := map[alloc.PodKey]string{}
 	for _, pod := range r.before() {
@@ -322,6 +330,9 @@ func heldBy(r *records, parts []*pool, pods []*corev1.Pod) []usage.Container {
 					Device: s.Chip, Bytes: s.Bytes})
 			}
 		}
+	}
+	if r.claimed != nil {
+		out = append(out, r.claimed(pods)...)
 	}
 	return out
 }

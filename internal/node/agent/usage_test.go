@@ -133,6 +133,7 @@ func newMeasuring(t *testing.T, level config.UsageMetrics) *measuring {
 		overuse: &overuseDesk{enabled: true}}
 	a.o.Config.Usage = config.Usage{Enabled: true, Interval: config.Duration(20 * time.Millisecond), Metrics: level,
 		Overuse: config.Overuse{ContextAllowanceMiB: map[string]int{"enflame": 0}}}
+	a.cdi = newCDIWriter(a.o.Config, a.o.Limits)
 	a.discoveries = newDiscoveries(a.o.Backends)
 	a.discoveries.note("enflame", devices, nil)
 	a.discoveries.note("iluvatar", found(card(0, "x", 16)), nil)

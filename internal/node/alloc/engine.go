@@ -10,22 +10,22 @@ import (
 
 // Engine holds all pools of a node. It is not safe for concurrent use.
 type Engine struct {
-	pools pools
-	// parents are those of the partitions that were ever listed, and of those that are
-	// recorded in a state file.
-	parents map[accel.DeviceID]accel.DeviceID
+	// Claims is what ResourceClaims hold, and may get.
+	Claims *Claims
+	pools  pools
 	// listed are the pods of kubelet's last list.
 	listed []Listed
 }
 
 // New returns an engine of these pools.
 func New(all ...Config) (*Engine, error) {
-	e := &Engine{parents: map[accel.DeviceID]accel.DeviceID{}}
+	e := &Engine{}
+	e.Claims = newClaims(&e.pools)
 	for _, c := range all {
 		if e.pools.find(c.ID) != nil {
 			return nil, fmt.Errorf("resource %s has two pools of one kind", c.Resource)
 		}
-		p := newPool(c, &e.pools, e.parents)
+		p := newPool(c, &e.pools, e.Claims)
 		e.pools = append(e.pools, p)
 		if c.Kind == Slots {
 			newSlots(p)
@@ -41,7 +41,7 @@ func (e *Engine) pool(id ID) *pool {
 	if p := e.pools.find(id); p != nil {
 		return p
 	}
-	p := newPool(Config{ID: ID{Resource: id.Resource, Kind: Slots}}, &e.pools, e.parents)
+	p := newPool(Config{ID: ID{Resource: id.Resource, Kind: Slots}}, &e.pools, e.Claims)
 	newSlots(p)
 	return p
 }
@@ -54,7 +54,7 @@ func (e *Engine) Take(v View) {
 	e.listed = v.Listed
 	for _, p := range e.pools {
 		p.held.take(&v)
-		p.claim(v.Grace, v.Now)
+		p.takeChips(v.Grace, v.Now)
 	}
 }
 
@@ -189,7 +189,7 @@ func (e *Engine) Allocate(id ID, ids []string, pods []Pod, again bool) (Allocati
 // caller's.
 func (a Allocation) Give(now time.Time) (save bool) {
 	a.pool.pick.give(&a, now)
-	a.pool.claims.give(now, a.Devices...)
+	a.pool.taken.give(now, a.Devices...)
 	return a.pool.config.Kind == Slots
 }
 
@@ -209,7 +209,7 @@ func (e *Engine) LastGiven(vendor string) time.Time {
 		if vendor != "" && p.config.Vendor != vendor {
 			continue
 		}
-		for _, at := range p.claims.given {
+		for _, at := range p.taken.given {
 			if at.After(last) {
 				last = at
 			}
@@ -229,15 +229,20 @@ func (all pools) find(id ID) *pool {
 	return all[i]
 }
 
-// elsewhere returns the resource as which another pool holds one of the chips,
+// elsewhere returns the resource as which another pool, or a claim, holds one of the chips,
 // false when none does. Whatever its vendor: it may have been another one's, and
 // ids are unique. What a chip is a partition of, and the partitions of a chip, are held
 // with it, in the same pool as well: one that offers partitions now may have given out
 // the whole device before.
 func (all pools) elsewhere(p *pool, chips ...accel.DeviceID) (accel.Resource, bool) {
+	for _, c := range chips {
+		if p.claims.has(c) {
+			return asClaim, true
+		}
+	}
 	for _, other := range all {
 		for _, c := range chips {
-			if other != p && other.claims.has(c) || other.claims.related(c, p.parents) {
+			if other != p && other.taken.has(c) || other.taken.related(c, p.claims.parents) {
 				return other.config.Resource, true
 			}
 		}
@@ -245,11 +250,27 @@ func (all pools) elsewhere(p *pool, chips ...accel.DeviceID) (accel.Resource, bo
 	return "", false
 }
 
+// without returns the resource as which a pool, without a claim, holds one of the chips, or
+// what is related to one by parents; false when none does.
+func (all pools) without(parents map[accel.DeviceID]accel.DeviceID, chips ...accel.DeviceID) (accel.Resource, bool) {
+	for _, p := range all {
+		for _, c := range chips {
+			if p.taken.has(c) || p.taken.related(c, parents) {
+				return p.config.Resource, true
+			}
+		}
+	}
+	return "", false
+}
+
 // unknown returns another pool's resource of the same vendor of which it is not
-// known yet what containers hold, false when there is none.
+// known yet what containers hold, or that of claims; false when there is none.
 func (all pools) unknown(p *pool) (accel.Resource, bool) {
+	if !p.claims.known {
+		return asClaim, true
+	}
 	for _, other := range all {
-		if other != p && other.config.Vendor == p.config.Vendor && !other.claims.known {
+		if other != p && other.config.Vendor == p.config.Vendor && !other.taken.known {
 			return other.config.Resource, true
 		}
 	}
@@ -274,57 +295,4 @@ func (all pools) promised(vendor string, pods []Pod) map[accel.DeviceID]bool {
 		}
 	}
 	return out
-}
-
-// claims are the chips that a pool gave out.
-type claims struct {
-	// known is true once it is known which chips containers hold.
-	known bool
-	held  map[accel.DeviceID]bool
-	// given are the chips that containers got, with the time.
-	given map[accel.DeviceID]time.Time
-}
-
-// set says which chips containers hold; what was given less than grace ago is held
-// as well.
-func (c *claims) set(held map[accel.DeviceID]bool, grace time.Duration, now time.Time) {
-	c.known, c.held = true, held
-	for chip, at := range c.given {
-		// Not those that are held: a slice may be held and another one be just given.
-		if now.Sub(at) >= grace {
-			delete(c.given, chip)
-		}
-	}
-}
-
-// give says that a container got chips at that time.
-func (c *claims) give(at time.Time, chips ...accel.DeviceID) {
-	for _, chip := range chips {
-		c.given[chip] = at
-	}
-}
-
-// related reports whether a container holds what the chip is a partition of, or a
-// partition of the chip.
-func (c *claims) related(chip accel.DeviceID, parents map[accel.DeviceID]accel.DeviceID) bool {
-	if parent := parents[chip]; parent != "" && c.has(parent) {
-		return true
-	}
-	for held := range c.held {
-		if parents[held] == chip {
-			return true
-		}
-	}
-	for given := range c.given {
-		if parents[given] == chip {
-			return true
-		}
-	}
-	return false
-}
-
-// has reports whether a container holds the chip.
-func (c *claims) has(chip accel.DeviceID) bool {
-	_, given := c.given[chip]
-	return given || c.held[chip]
 }

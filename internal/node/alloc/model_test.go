@@ -22,7 +22,8 @@ import (
 // engine must never get wrong:
 //
 //   - no id is held by two pods, and no chip is in two uses at a time, nor is one in use
-//     as a whole and by a partition of it;
+//     as a whole and by a partition of it, be it by pods or by claims;
+//   - claims do not hold more of a device than it has;
 //   - what a container holds is on kubelet's list, healthy, and names the same device;
 //   - what is certain of a pod's memory is what the pod has;
 //   - once all pods have ended, everything that is well can be had again.
@@ -60,7 +61,8 @@ func TestModel(t *testing.T) {
 	}
 	for _, what := range []string{"containers served", "init containers served", "restarts", "crashes", "states lost", "configurations",
 		"strangers", "rejected", "chips cut otherwise", "partitions given", "kubelet restarts", "facts", "chosen by kubelet",
-		"times everything was free"} {
+		"times everything was free", "claims held", "claims released", "claims rejected", "claims shared", "claims found again",
+		"claims of free devices"} {
 		if total[what] == 0 {
 			t.Errorf("the model played no %s", what)
 		}
@@ -100,6 +102,11 @@ type model struct {
 	forgotten  ID // the pool whose state was lost last
 	// changes counts the configurations.
 	changes int
+	// claims are what claims hold in the eyes of kubelet, by UID, and claimsDisk what the
+	// disk has of them, nil for nothing. byClaims is true while claims get devices.
+	claims     map[string]Claim
+	claimsDisk []byte
+	byClaims   bool
 
 	failure string
 	log     []string
@@ -141,6 +148,7 @@ type modelUse struct {
 }
 
 const (
+	modelVendor = "nvidia"
 	modelMemory = accel.Resource("v.example/memory")
 	modelGPU    = accel.Resource("v.example/gpu")
 	modelShared = accel.Resource("v.example/shared")
@@ -153,6 +161,7 @@ func newModel(seed uint64) *model {
 		rng: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1e9, 0),
 		cut: map[accel.DeviceID][]accel.Device{}, parents: map[accel.DeviceID]accel.DeviceID{},
 		lost: map[accel.DeviceID]bool{}, disk: map[ID][]byte{}, lists: map[ID]map[string]bool{}, tally: tally{},
+		claims: map[string]Claim{},
 	}
 	for i := range 2 + m.rng.IntN(3) {
 		m.chips = append(m.chips, accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("d", i)), Model: "M",
@@ -180,13 +189,14 @@ func (m *model) note(format string, args ...any) { m.log = append(m.log, fmt.Spr
 
 // configure chooses other resources of the node.
 func (m *model) configure() {
-	m.configs = nil
+	m.configs, m.byClaims = nil, m.rng.IntN(3) > 0
 	memory := func(r accel.Resource) {
 		unit, _ := sharing.ParseMemoryUnit([]string{"1", "1", "0.1"}[m.rng.IntN(3)])
-		m.configs = append(m.configs, Config{ID: ID{r, Memory}, Vendor: "v", Unit: unit})
+		m.configs = append(m.configs, Config{ID: ID{r, Memory}, Vendor: modelVendor, Unit: unit})
 	}
 	slots := func(r accel.Resource, replicas int) {
-		c := Config{ID: ID{r, Slots}, Vendor: "v", Cut: Cut{SplitBoards: m.rng.IntN(2) == 0, Policy: sharing.SlotPolicy(m.rng.IntN(2))}}
+		c := Config{ID: ID{r, Slots}, Vendor: modelVendor,
+			Cut: Cut{SplitBoards: m.rng.IntN(2) == 0, Policy: sharing.SlotPolicy(m.rng.IntN(2))}}
 		if replicas > 0 {
 			c.Cut.Replicas = func(sharing.Card) int { return replicas }
 		}
@@ -238,7 +248,7 @@ func (m *model) start(left map[ID][]byte) {
 		for _, kind := range []Kind{Memory, Slots} {
 			id := ID{r, kind}
 			if m.disk[id] != nil && !slices.ContainsFunc(m.configs, func(c Config) bool { return c.ID == id }) {
-				all = append(all, Config{ID: id, Vendor: "v", Draining: "it is offered no more"})
+				all = append(all, Config{ID: id, Vendor: modelVendor, Draining: "it is offered no more"})
 			}
 		}
 	}
@@ -265,6 +275,7 @@ func (m *model) start(left map[ID][]byte) {
 		return
 	}
 	m.engine, m.complete = engine, false
+	m.startClaims()
 	for id, data := range left {
 		if engine.pools.find(id) == nil {
 			continue
@@ -357,6 +368,7 @@ func (m *model) repartition() {
 // discover lets all pools know the hardware.
 func (m *model) discover() {
 	d := m.discovery()
+	m.engine.Claims.Discover(modelVendor, d)
 	for _, p := range m.engine.pools {
 		m.engine.Discover(p.config.ID, d)
 		m.sync(p.config.ID)
@@ -478,7 +490,9 @@ func (m *model) turn() {
 // step does something at random.
 func (m *model) step() {
 	m.now = m.now.Add(time.Duration(m.rng.IntN(120)) * time.Millisecond)
-	switch n := m.rng.IntN(100); {
+	switch n := m.rng.IntN(110); {
+	case n >= 100:
+		m.claim()
 	case n < 45:
 		m.serve()
 	case n < 57:
@@ -920,12 +934,8 @@ func (m *model) check() {
 			}
 		}
 	}
-	for chip, used := range inUse {
-		if used && inUse[m.parents[chip]] {
-			m.fail("chip %s is used as a whole, and its partition %s too", m.parents[chip], chip)
-		}
-	}
 	how := map[accel.DeviceID]string{}
+	m.checkClaims(inUse, how)
 	for _, p := range m.pods {
 		if !p.active {
 			continue
@@ -997,6 +1007,7 @@ func (m *model) allEnds() {
 	for _, p := range slices.Clone(m.pods) {
 		m.ends(p)
 	}
+	m.endClaims()
 	clear(m.lost)
 	m.down, m.full = nil, false
 	for i := range m.chips {
@@ -1013,7 +1024,7 @@ func (m *model) allEnds() {
 		status := m.engine.Status(p.config.ID)
 		if !status.Idle || p.config.Draining != "" && !status.Drained || p.config.Draining == "" && status.Problem != nil &&
 			!status.Absent {
-			m.fail("%v is not free: %+v, draining %q, claims %+v", p.config.ID, status, p.config.Draining, p.claims)
+			m.fail("%v is not free: %+v, draining %q, taken %+v", p.config.ID, status, p.config.Draining, p.taken)
 		}
 	}
 	for _, p := range m.engine.pools {
@@ -1021,6 +1032,7 @@ func (m *model) allEnds() {
 			m.expectAll(p.config)
 		}
 	}
+	m.expectClaims()
 	m.tally["times everything was free"]++
 }
 

@@ -17,6 +17,8 @@ type pool struct {
 	config Config
 	// others are all pools of the node, this one too.
 	others *pools
+	// claims are what ResourceClaims hold.
+	claims *Claims
 	ids    scheme
 	held   account
 	pick   chooser
@@ -25,14 +27,12 @@ type pool struct {
 	looked bool
 	// index is the vendor's number of each chip when it was last listed.
 	index map[accel.DeviceID]int
-	// parents are those of all pools.
-	parents map[accel.DeviceID]accel.DeviceID
 	// items are what is offered, and what is away and was offered by this process
 	// or is held.
 	items []item
 	// listed are the devices that this process offered.
 	listed  map[accel.DeviceID]bool
-	claims  claims
+	taken   taken
 	written Written
 	// attested is what was found to isolate the devices of a pool of memory.
 	attested map[accel.DeviceID]accel.Isolation
@@ -98,7 +98,7 @@ type account interface {
 	// the item was another one when they were given out.
 	conflict(*item) string
 	// claimed returns the chips that containers hold, false while that is not known.
-	claimed() (map[accel.DeviceID]bool, bool)
+	chips() (map[accel.DeviceID]bool, bool)
 	holders(chip accel.DeviceID) []PodKey
 	usage() Usage
 	// idle reports whether it is certain that no container holds anything.
@@ -124,18 +124,18 @@ type chooser interface {
 	recall([]byte) error
 }
 
-func newPool(c Config, others *pools, parents map[accel.DeviceID]accel.DeviceID) *pool {
+func newPool(c Config, others *pools, claims *Claims) *pool {
 	if c.State != nil {
 		for _, card := range c.State.Cards {
 			if card.Parent != "" {
-				parents[card.ID] = card.Parent
+				claims.parents[card.ID] = card.Parent
 			}
 		}
 	}
 	return &pool{
-		config: c, others: others, parents: parents, stored: c.State != nil,
+		config: c, others: others, claims: claims, stored: c.State != nil,
 		listed: map[accel.DeviceID]bool{}, index: map[accel.DeviceID]int{},
-		claims: claims{given: map[accel.DeviceID]time.Time{}},
+		taken: taken{given: map[accel.DeviceID]time.Time{}},
 	}
 }
 
@@ -145,7 +145,7 @@ func (p *pool) discover(d Discovery) {
 	for _, one := range d.Devices {
 		p.index[one.ID] = one.Index
 		if one.Parent != "" {
-			p.parents[one.ID] = one.Parent
+			p.claims.parents[one.ID] = one.Parent
 		}
 	}
 }
@@ -171,10 +171,10 @@ func (p *pool) chosen(cards []sharing.Card) []sharing.Card {
 	return slices.DeleteFunc(cards, func(c sharing.Card) bool { return !p.config.Chooses(c) })
 }
 
-// claim lets the other pools know which chips are given out.
-func (p *pool) claim(grace time.Duration, now time.Time) {
-	if held, known := p.held.claimed(); known {
-		p.claims.set(held, grace, now)
+// takeChips lets the other pools know which chips are given out.
+func (p *pool) takeChips(grace time.Duration, now time.Time) {
+	if held, known := p.held.chips(); known {
+		p.taken.set(held, grace, now)
 	}
 }
 
@@ -340,6 +340,9 @@ func (p *pool) inventory() accel.Inventory {
 	}
 	for i := range p.items {
 		it := &p.items[i]
+		if least := p.config.LeastBytes; least > 0 {
+			out.Least = max(out.Least, p.config.Unit.Holding(least, it.MemoryBytes))
+		}
 		share := accel.Share{Device: it.Device, Units: it.units, Isolation: isolationOf(p, it)}
 		share.Health = p.health(it)
 		if len(it.Chips) > 1 {
@@ -396,7 +399,7 @@ func (p *pool) whyAway(chips ...accel.DeviceID) string {
 			return f.Err.Error()
 		}
 	}
-	if parent := p.parents[chips[0]]; parent != "" && p.here(parent) {
+	if parent := p.claims.parents[chips[0]]; parent != "" && p.here(parent) {
 		return "the partition does not exist any more"
 	}
 	return "the vendor's library does not list the device any more"

@@ -201,7 +201,7 @@ func (rs *ranges) restore(present []accel.Share, now time.Time) error {
 	}
 	rs.layout, rs.lost = layout, false
 	rs.held.holdings = holdingsOf(rs.held.list, rs.pool.config.Resource, rs.layout, rs.pool.foreign)
-	rs.pool.claim(Recorded, now)
+	rs.pool.takeChips(Recorded, now)
 	return nil
 }
 

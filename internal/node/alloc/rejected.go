@@ -65,6 +65,20 @@ func InDoubt(err error) bool {
 	return errors.As(err, &conflict)
 }
 
+// MayPass reports whether the same question may be answered otherwise in a while: the rejection is
+// in doubt, or another claim holds what was asked for.
+func MayPass(err error) bool {
+	var busy *busy
+	return InDoubt(err) || errors.As(err, &busy)
+}
+
+// busy says that a claim is in the way of another one. Kubelet's list does not say when it leaves.
+type busy struct{ error }
+
+func busyf(format string, args ...any) error {
+	return &RejectedError{&busy{fmt.Errorf(format, args...)}, Held}
+}
+
 // conflict says that a slot that kubelet wants to give out is held.
 type conflict struct{ error }
 

@@ -194,7 +194,7 @@ func (a *slotAccount) note(listed map[string]PodKey) {
 	}
 }
 
-func (a *slotAccount) claimed() (map[accel.DeviceID]bool, bool) {
+func (a *slotAccount) chips() (map[accel.DeviceID]bool, bool) {
 	held := map[accel.DeviceID]bool{}
 	for _, h := range a.holds {
 		for _, c := range h.chips {

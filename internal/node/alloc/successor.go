@@ -81,7 +81,7 @@ func (c *byPlan) recall(data []byte) error {
 	}
 	for id, one := range before.Given {
 		c.held.given[id] = givenUnit{device: one.Device, at: one.At}
-		c.pool.claims.give(one.At, one.Device)
+		c.pool.taken.give(one.At, one.Device)
 	}
 	return nil
 }
@@ -123,7 +123,7 @@ func (c *byPolicy) recall(data []byte) error {
 	c.admitting, c.preferred = before.Admitting, before.Preferred
 	for id, one := range before.Given {
 		c.held.holds[id] = &slotHold{chips: one.Chips, inits: one.Inits, unasked: one.Unasked, guessed: one.Guessed, at: one.At}
-		c.pool.claims.give(one.At, one.Chips...)
+		c.pool.taken.give(one.At, one.Chips...)
 	}
 	return nil
 }

@@ -119,7 +119,7 @@ func (a *unitAccount) take(v *View) {
 	maps.DeleteFunc(a.served, func(_ string, one podServed) bool { return v.Now.Sub(one.at) >= Recorded })
 }
 
-func (a *unitAccount) claimed() (map[accel.DeviceID]bool, bool) {
+func (a *unitAccount) chips() (map[accel.DeviceID]bool, bool) {
 	if a.ids.lost && len(a.holdings.ids) > 0 {
 		return nil, false // whose units these are is not known yet
 	}
@@ -138,7 +138,7 @@ func (a *unitAccount) claimed() (map[accel.DeviceID]bool, bool) {
 	}
 	if a.holdings.partial {
 		// Nothing is taken for free while a pod that runs is not listed.
-		for d := range a.pool.claims.held {
+		for d := range a.pool.taken.held {
 			held[d] = true
 		}
 	}

@@ -42,7 +42,7 @@ func newSlots(p *pool) {
 			held[c] = true
 		}
 	}
-	p.claims.known, p.claims.held = ids.held.sure, held
+	p.taken.known, p.taken.held = ids.held.sure, held
 }
 
 func (u *uuids) persist() State {

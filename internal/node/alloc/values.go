@@ -46,6 +46,9 @@ type Config struct {
 	Chooses func(sharing.Card) bool
 	// Unit is the configured memory unit of a pool of kind Memory.
 	Unit sharing.MemoryUnit
+	// LeastBytes is the least memory of a device that a container of such a pool can have, 0 for
+	// any.
+	LeastBytes uint64
 	// Cut says how a pool of kind Slots cuts devices.
 	Cut Cut
 	// State is what earlier runs saved, nil for nothing.

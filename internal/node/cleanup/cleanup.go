@@ -19,8 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/agent"
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/node/dra"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/limits/install"
 	nodestate "github.com/divvy-gpu/divvy/internal/node/state"
@@ -59,7 +61,7 @@ var (
 	// stateFile is a file in the state folder; one that could not be read was set
 	// aside, and one that was being written when the power failed ends with ".new",
 	// or with a number where an earlier release wrote it.
-	stateFile = regexp.MustCompile(`^(((units|slots)-.+|quarantine)\.json(\.damaged|\.new|\.[0-9]+)?|divvy-node\.(lock|sock))$`)
+	stateFile = regexp.MustCompile(`^(((units|slots)-.+|quarantine|claims)\.json(\.damaged|\.new|\.[0-9]+)?|divvy-node\.(lock|sock))$`)
 	// logFile is a log file, or one that was rotated.
 	logFile = regexp.MustCompile(`^(gcushare-device-plugin|gcushare-scheduler-extender|gcushare-config-manager)` +
 		`(-\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\.\d{3})?\.log(\.gz)?$`)
@@ -95,6 +97,7 @@ func (l Leftovers) Clean(ctx context.Context, out io.Writer) error {
 	// resources there were, and how old it is.
 	for _, step := range []func() error{
 		func() error { return l.removeSockets(state, out) },
+		func() error { return l.removeDrivers(out) },
 		func() error { return l.removeSpecs(age, out) },
 		func() error { return l.removeHooks(out) },
 		func() error { return l.removeShared(age, out) },
@@ -165,6 +168,49 @@ func socketBase(name string) string {
 		return base
 	}
 	return name
+}
+
+// removeDrivers removes the sockets of the DRA drivers, and their folders.
+func (l Leftovers) removeDrivers(out io.Writer) error {
+	if l.KubeletDir == "" {
+		return nil
+	}
+	for _, vendor := range accel.VendorNames() {
+		driver := wire.Driver(vendor)
+		for _, socket := range dra.Sockets(vendor) {
+			path := filepath.Join(l.KubeletDir, socket)
+			f, err := l.open(filepath.Dir(path))
+			if err != nil {
+				return fmt.Errorf("kubelet's folder: %w", err)
+			}
+			err = f.each(func(e fs.DirEntry) error {
+				if e.Type() != fs.ModeSocket || e.Name() != filepath.Base(path) {
+					return nil
+				}
+				return f.remove(e.Name(), out)
+			})
+			f.close()
+			if err != nil {
+				return err
+			}
+		}
+		plugins, err := l.open(filepath.Join(l.KubeletDir, "plugins"))
+		if err != nil {
+			return fmt.Errorf("kubelet's folder: %w", err)
+		}
+		if !plugins.there() {
+			continue
+		}
+		gone, err := plugins.removeEmpty(driver)
+		plugins.close()
+		if err != nil {
+			return err
+		}
+		if gone {
+			fmt.Fprintf(out, "removed %s\n", plugins.name(driver))
+		}
+	}
+	return nil
 }
 
 // removeSpecs removes the CDI specifications that the daemon wrote.

@@ -26,6 +26,11 @@ func spec(kind string) string {
 	return "cdiVersion: 0.5.0\nkind: " + kind + "\ndevices:\n- name: GPU-1\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n"
 }
 
+// claimSpec is what the DRA driver writes for a claim.
+func claimSpec(kind string) string {
+	return `{"cdiVersion":"0.5.0","kind":"` + kind + `","devices":[{"name":"0f2d6c1a-r","containerEdits":{"env":["A=B"]}}]}`
+}
+
 // hostTree makes files below a folder: the content by path. A path with "/" at the
 // end is a folder, "->" begins the target of a link, "socket" makes a socket that
 // nobody serves.
@@ -134,6 +139,35 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 				"/var/lib/divvy/slots-x.y_z.json.new", "/var/lib/divvy/units-enflame.com_gcu-memory.json",
 				"/var/lib/divvy/units-x.y_z.json.damaged", "/var/lib/divvy",
 			},
+		},
+		"the drivers of claims": {
+			files: map[string]string{
+				"var/lib/divvy/claims.json":                                    "{}",
+				"var/lib/kubelet/plugins/enflame.divvy.dev/dra.sock":           "socket",
+				"var/lib/kubelet/plugins/enflame.divvy.dev/dra-next.sock":      "socket",
+				"var/lib/kubelet/plugins/nvidia.divvy.dev/mine":                "",
+				"var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock":              "socket",
+				"var/lib/kubelet/plugins_registry/enflame.divvy.dev-reg.sock":  "socket",
+				"var/lib/kubelet/plugins_registry/iluvatar.divvy.dev-reg.sock": "a file",
+				"var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock":     "socket",
+				"var/run/cdi/divvy-claim-enflame-0f2d6c1a.json":                claimSpec("enflame.divvy.dev/claim"),
+				"var/run/cdi/divvy-claim-acme-0f2d6c1a.json":                   claimSpec("acme.com/claim"),
+			},
+			left: []string{
+				"/var/", "/var/lib/", "/var/lib/kubelet/", "/var/lib/kubelet/plugins/", "/var/lib/kubelet/plugins/gpu.nvidia.com/",
+				"/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock", "/var/lib/kubelet/plugins/nvidia.divvy.dev/",
+				"/var/lib/kubelet/plugins/nvidia.divvy.dev/mine", "/var/lib/kubelet/plugins_registry/",
+				"/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock",
+				"/var/lib/kubelet/plugins_registry/iluvatar.divvy.dev-reg.sock",
+				"/var/run/", "/var/run/cdi/", "/var/run/cdi/divvy-claim-acme-0f2d6c1a.json",
+			},
+			removed: []string{
+				"/var/lib/kubelet/plugins_registry/enflame.divvy.dev-reg.sock", "/var/lib/kubelet/plugins/enflame.divvy.dev/dra.sock",
+				"/var/lib/kubelet/plugins/enflame.divvy.dev/dra-next.sock", "/var/lib/kubelet/plugins/enflame.divvy.dev",
+				"/var/run/cdi/divvy-claim-enflame-0f2d6c1a.json", "/var/lib/divvy/claims.json", "/var/lib/divvy",
+			},
+			told: []string{"left /var/run/cdi/divvy-claim-acme-0f2d6c1a.json: it has the name of a specification of divvy-node, and " +
+				"another content"},
 		},
 		"the hook": {
 			files: map[string]string{
@@ -426,7 +460,7 @@ func TestUninstallWaitsForTheDaemon(t *testing.T) {
 
 func waitStatus(t *testing.T, url string, want int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for last := errors.New("not asked"); ; {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)

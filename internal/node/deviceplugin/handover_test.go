@@ -146,11 +146,12 @@ func (m *manager) watch(p *plugin) {
 func (m *manager) admit() (string, error) {
 	m.mu.Lock()
 	p, healthy := m.endpoint, m.healthy
+	stopped := p != nil && p.stopped
 	m.mu.Unlock()
 	switch {
 	case healthy == 0:
 		return "", errors.New("no healthy devices present")
-	case p.stopped:
+	case stopped:
 		return "", errors.New("endpoint stopped")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), soonest)

@@ -61,7 +61,7 @@ func TestFollow(t *testing.T) {
 		}
 		node = updated
 		var why accel.Health
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
 			if why, _ = pause.Now(); why == Pause(node.Labels) || time.Now().After(end) {
 				break
 			}

@@ -64,6 +64,8 @@ type daemon struct {
 	// failed is how many passes in a row got no answer, and clients are those of the last answer.
 	failed  int
 	clients []int
+	// tried is when a server was to be started last, if none was seen since.
+	tried time.Time
 }
 
 // job is what a pass does with a device. Its fields are for others after it has ended.
@@ -201,8 +203,8 @@ func (s *Service) tidy(r Report) error {
 	}
 	var servers []int
 	for _, d := range r.Devices {
-		if d.Problem != "" {
-			return nil
+		if d.Problem != "" || len(d.Servers) == 0 {
+			return nil // one that has just been started may not be listed, and have files already
 		}
 		for _, one := range d.Servers {
 			if len(one.Clients) > 0 {
@@ -304,7 +306,7 @@ func (s *Service) serve(ctx context.Context, id accel.DeviceID, modes Modes, j *
 		}
 	}
 	var err error
-	if j.report.Servers, err = j.daemon.ask(ctx); err != nil {
+	if j.report.Servers, err = j.daemon.withServer(ctx, s.Now()); err != nil {
 		if j.daemon.isLost(daemonDir(s.Dir, id)) {
 			s.Log(err, "The control daemon of MPS does not answer, and is ended to be started again", id)
 			j.daemon.kill() // the next pass starts it if it has ended
@@ -338,6 +340,29 @@ func (d *daemon) hasEnded() bool {
 	default:
 		return false
 	}
+}
+
+// retryServer is the time between two attempts to start a server.
+const retryServer = 10 * time.Minute
+
+// withServer returns the servers, of which there is one before any client: until a server has the GPU, the
+// first program that looks for another pipe gets it. One that does not start, as when a program has
+// the GPU already, is tried again after retryServer, as each attempt leaves logs.
+func (d *daemon) withServer(ctx context.Context, now time.Time) ([]Server, error) {
+	servers, err := d.ask(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(servers) > 0:
+		d.tried = time.Time{}
+		return servers, nil
+	case now.Sub(d.tried) < retryServer:
+		return nil, nil
+	}
+	d.tried = now
+	// Its answer decides nothing: a daemon that does not answer says nothing to ask either.
+	_, _ = d.send(ctx, "start_server -uid 0")
+	return d.ask(ctx)
 }
 
 // ask returns the servers, and keeps what isLost needs.

@@ -130,18 +130,14 @@ func (r *row) add(p backend.Process) {
 // finish writes what was added up into the report of the device, of which used bytes
 // are in use.
 func (t *tally) finish(report *wire.DeviceUsage, used uint64) {
-	// The library sums up at another moment than it lists processes, and memory that
-	// processes share counts for each of them: the known sums may exceed what is in use.
-	unknown := used - min(used, t.system)
-	unknown -= min(unknown, t.foreign)
 	for _, r := range t.rows {
 		if !r.unknown {
 			r.usage.UsedBytes = &r.used
-			unknown -= min(unknown, r.used)
 		}
 	}
-	report.UsedBytes, report.SystemBytes, report.ForeignBytes, report.UnknownBytes = used, t.system, t.foreign, unknown
+	report.UsedBytes, report.SystemBytes, report.ForeignBytes = used, t.system, t.foreign
 	report.Containers = t.containers()
+	report.UnknownBytes = unknown(report)
 }
 
 // containers returns the rows in their order.

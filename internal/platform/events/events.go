@@ -115,31 +115,38 @@ func (r *Recorder) Shutdown() { r.broadcaster.Shutdown() }
 // Tell makes an event on an object, which is a Pod, another object of the API or a
 // reference to one.
 func (r *Recorder) Tell(on runtime.Object, k Kind, message string) {
+	outcome := told
 	if !r.limit.TryAccept() {
-		r.outcomes.WithLabelValues(k.Reason, dropped).Inc()
-		return
+		outcome = dropped
 	}
-	r.outcomes.WithLabelValues(k.Reason, told).Inc()
-	r.recorder.Event(on, k.Type, k.Reason, clip(message))
+	r.make(outcome, on, k, message)
 }
 
 // Once is Tell, but for what was told of the same object by the same kind and key
-// not long ago.
-func (r *Recorder) Once(on runtime.Object, k Kind, key, message string) {
-	if !r.first(name(on) + "\x00" + k.Reason + "\x00" + key) {
-		r.outcomes.WithLabelValues(k.Reason, repeated).Inc()
-		return
-	}
-	r.Tell(on, k, message)
+// not long ago. It is false for an event that was dropped, which may be made later.
+func (r *Recorder) Once(on runtime.Object, k Kind, key, message string) bool {
+	outcome := r.once(name(on) + "\x00" + k.Reason + "\x00" + key)
+	r.make(outcome, on, k, message)
+	return outcome != dropped
 }
 
-// first reports whether what was not told lately, and remembers it.
-func (r *Recorder) first(what string) bool {
+func (r *Recorder) make(outcome string, on runtime.Object, k Kind, message string) {
+	r.outcomes.WithLabelValues(k.Reason, outcome).Inc()
+	if outcome == told {
+		r.recorder.Event(on, k.Type, k.Reason, clip(message))
+	}
+}
+
+// once returns what is to become of an event, and remembers the one that is told.
+func (r *Recorder) once(what string) string {
 	now, key := r.now(), maphash.String(seed, what)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if at, known := r.told[key]; known && now.Sub(at) < repeatAfter {
-		return false
+		return repeated
+	}
+	if !r.limit.TryAccept() {
+		return dropped
 	}
 	if len(r.told) >= maxTold {
 		for key, at := range r.told {
@@ -152,7 +159,7 @@ func (r *Recorder) first(what string) bool {
 		}
 	}
 	r.told[key] = now
-	return true
+	return told
 }
 
 // Describe implements prometheus.Collector.

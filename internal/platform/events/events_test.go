@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 func TestTheTableIsComplete(t *testing.T) {
@@ -30,7 +31,7 @@ func TestTheTableIsComplete(t *testing.T) {
 // counts of each are summed.
 func settled(t *testing.T, client *fake.Clientset, want int) []corev1.Event {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		list, err := client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -72,7 +73,7 @@ func TestAThousandRefusalsMakeFewEvents(t *testing.T) {
 			r.recorder.Event(OnPod("team", "last", "last"), corev1.EventTypeNormal, "Last", "last")
 			last := false
 			var got []corev1.Event
-			for deadline := time.Now().Add(20 * time.Second); !last && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(2 * time.Minute); !last && time.Now().Before(deadline); {
 				got = settled(t, client, tt.want)
 				for _, e := range got {
 					last = last || e.Reason == "Last"
@@ -103,23 +104,60 @@ func TestOnceForgets(t *testing.T) {
 	steps := []struct {
 		after time.Duration
 		what  string
-		want  bool
+		want  string
 	}{
-		{0, "a", true}, {0, "a", false}, {0, "b", true}, {repeatAfter - time.Second, "a", false}, {time.Second, "a", true}, {0, "a", false},
+		{0, "a", told}, {0, "a", repeated}, {0, "b", told}, {repeatAfter - time.Second, "a", repeated}, {time.Second, "a", told},
+		{0, "a", repeated},
 	}
 	for i, s := range steps {
 		now = now.Add(s.after)
-		if got := r.first(s.what); got != s.want {
-			t.Errorf("step %d: %s is told: %t", i, s.what, got)
+		if got := r.once(s.what); got != s.want {
+			t.Errorf("step %d: %s is %s", i, s.what, got)
 		}
 	}
+	r.limit = flowcontrol.NewFakeAlwaysRateLimiter()
 	for i := range 3 * maxTold {
-		r.first(fmt.Sprint(i))
+		r.once(fmt.Sprint(i))
 		if len(r.told) > maxTold {
 			t.Fatalf("%d are remembered", len(r.told))
 		}
 	}
 }
+
+// TestDroppedIsToldLater: what the limit of the program drops is not remembered.
+func TestDroppedIsToldLater(t *testing.T) {
+	r := NewRecorder(t.Context(), fake.NewClientset(), Extend, "")
+	defer r.Shutdown()
+	now := time.Now()
+	r.limit = flowcontrol.NewTokenBucketRateLimiterWithClock(perSecond, burst, testclock{&now})
+	tell := func(i int) bool {
+		return r.Once(OnPod("team", fmt.Sprint("p", i), fmt.Sprint("u", i)), NeverFits, "", "asks for 20 units")
+	}
+	made := 0
+	for i := range 10 * burst {
+		if tell(i) {
+			made++
+		}
+	}
+	if made != burst || tell(10*burst-1) || !tell(0) {
+		t.Errorf("%d of %d were told at once, want %d", made, 10*burst, burst)
+	}
+	for i := burst; i < 10*burst; i++ {
+		if now = now.Add(time.Second / perSecond); !tell(i) {
+			t.Fatalf("p%d is never told", i)
+		}
+	}
+	if got := testutil.ToFloat64(r.outcomes.WithLabelValues(NeverFits.Reason, told)); got != 10*burst {
+		t.Errorf("%v events were made", got)
+	}
+}
+
+// testclock stands still.
+type testclock struct{ now *time.Time }
+
+func (c testclock) Now() time.Time                   { return *c.now }
+func (c testclock) Sleep(time.Duration)              {}
+func (c testclock) Since(at time.Time) time.Duration { return c.now.Sub(at) }
 
 // TestAnewChangesNoEvent: what is told again after a while is another event, for
 // programs that may not change one.

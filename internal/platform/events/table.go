@@ -88,6 +88,18 @@ var (
 		"An allocation for a container was rejected. The message gives the reason. The pod has failed, with kubelet's own event " +
 			"`UnexpectedAdmissionError` and the same text; its controller creates a new one.",
 	})
+	ClaimNotPrepared = define(Kind{
+		"ClaimNotPrepared", corev1.EventTypeWarning, "Pod", Node,
+		"The devices of the pod's ResourceClaims cannot be prepared. The message gives the reason: the device and what holds it, or what " +
+			"is wrong with the claims and what would be right. Kubelet repeats its request every 60 to 90 seconds, with its own event " +
+			"`FailedPrepareDynamicResources`.",
+	})
+	ClaimMisused = define(Kind{
+		"ClaimMisused", corev1.EventTypeWarning, "Pod", Node,
+		"A container started with other devices than those of its ResourceClaims, because kubelet does not ask for claims that are " +
+			"prepared for another pod. The message gives the other container and the remedy: the same requests in both, or claims of " +
+			"their own.",
+	})
 	GrantCorrected = define(Kind{
 		"GrantCorrected", corev1.EventTypeNormal, "Pod", Node,
 		"Kubelet allocated another device than the scheduler had planned. The annotations of the pod were corrected; no action is needed.",
@@ -142,13 +154,25 @@ var (
 	NeverFits = define(Kind{
 		"NeverFits", corev1.EventTypeWarning, "Pod", Extend,
 		"No candidate node has a device as large as the pod's request, so neither waiting nor preemption helps. Request less: all " +
-			"containers of a pod share one device.",
+			"containers of a pod share one device. The condition `divvy.dev/Waits` of the pod then has the reason `LargerThanDevice`.",
 	})
 	IsolationNotStated = define(Kind{
 		"IsolationNotStated", corev1.EventTypeWarning, "Pod", Extend,
 		"No candidate node has a device with the isolation that the pod requires by `divvy.dev/isolation`. The message says which nodes " +
 			"state what. The pod stays pending and is placed once a node states the tier: `kubectl divvy doctor` says why one does " +
 			"not. See [isolation.md](../isolation.md).",
+	})
+	NoDeviceFits = define(Kind{
+		"NoDeviceFits", corev1.EventTypeWarning, "Pod", Extend,
+		"The pod waits because no device has as much free as it requests, although the sum over the devices of a node is enough. Said " +
+			"once, and in the condition `divvy.dev/Waits` of the pod. `kubectl divvy why` lists what would admit it: see " +
+			"[why.md](../why.md).",
+	})
+	HeldAsOther = define(Kind{
+		"HeldAsOther", corev1.EventTypeWarning, "Pod", Extend,
+		"The pod waits because devices that have enough are allocated as another resource, whole or as time slices, and kubelet does not " +
+			"offer their memory meanwhile. Said once, and in the condition `divvy.dev/Waits` of the pod. `kubectl divvy why` names the " +
+			"pods that hold them: see [why.md](../why.md).",
 	})
 	SeveralResources = define(Kind{
 		"SeveralResources", corev1.EventTypeWarning, "Pod", Extend,
@@ -204,7 +228,7 @@ var (
 var (
 	SchedulerWired = define(Kind{
 		"SchedulerWired", corev1.EventTypeNormal, "Node", Schedconf,
-		"kube-scheduler on this control-plane node calls the extender and is healthy.",
+		"kube-scheduler on this control-plane node calls the extender, or divvy-scheduler runs in its place, and is healthy.",
 	})
 	SchedulerRolledBack = define(Kind{
 		"SchedulerRolledBack", corev1.EventTypeWarning, "Node", Schedconf,

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -23,13 +24,24 @@ type Group struct {
 	err error // of Add
 }
 
+// lastFailure is how long a failure counts if there is no other sign: client-go tries again after up
+// to 60 s.
+const lastFailure = 90 * time.Second
+
 type informer struct {
 	cache.SharedIndexInformer
 	what string
-	err  atomic.Value // the error of the last failure, as watchError
+	err  atomic.Value // the last failure, as watchError
+	// handled says whether changed was called for all of the first list.
+	handled cache.ResourceEventHandlerRegistration
 }
 
-type watchError struct{ error }
+// watchError is an error of a list or a watch, when it happened, and what had been read then.
+type watchError struct {
+	error
+	at      time.Time
+	version string
+}
 
 // Add adds an informer, which is not run yet; what names its objects in errors. Objects are reduced
 // by trim, unless that is nil, and changed is called with the object before and after each change,
@@ -38,10 +50,11 @@ func (g *Group) Add(what string, shared cache.SharedIndexInformer, trim cache.Tr
 	one := &informer{SharedIndexInformer: shared, what: what}
 	g.all = append(g.all, one)
 	err := shared.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		one.err.Store(watchError{err})
+		one.err.Store(watchError{err, time.Now(), shared.LastSyncResourceVersion()})
 		cache.DefaultWatchErrorHandler(ctx, r, err)
 	})
-	_, handlerErr := shared.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	var handlerErr error
+	one.handled, handlerErr = shared.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { changed(nil, obj) },
 		UpdateFunc: changed,
 		DeleteFunc: func(obj any) {
@@ -63,20 +76,32 @@ func (g *Group) Run(ctx context.Context) {
 	running.Wait()
 }
 
-// Synced returns nil once all have read their first list. Otherwise it says which has not, and why: the
-// error of the last failure, or ErrNotRead.
+// Synced returns nil once all have read their first list, and changed was called for the objects in it.
+// Otherwise it says which has not, and why: the error of the last failure, or ErrNotRead.
 func (g *Group) Synced() error {
 	if g.err != nil {
 		return g.err
 	}
 	for _, one := range g.all {
-		if one.HasSynced() {
+		if one.handled.HasSynced() {
 			continue
 		}
 		if failed, ok := one.err.Load().(watchError); ok {
 			return fmt.Errorf("watch %s: %w", one.what, failed.error)
 		}
 		return fmt.Errorf("%w: %s", ErrNotRead, one.what)
+	}
+	return nil
+}
+
+// Failing returns why what was read may be old, nil if it is not: the error of an informer that has read
+// nothing since its last failure. Failures are repeated, so one that is older than 90 s is over.
+func (g *Group) Failing() error {
+	for _, one := range g.all {
+		failed, ok := one.err.Load().(watchError)
+		if ok && time.Since(failed.at) < lastFailure && failed.version == one.LastSyncResourceVersion() {
+			return fmt.Errorf("watch %s: %w", one.what, failed.error)
+		}
 	}
 	return nil
 }

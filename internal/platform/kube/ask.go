@@ -90,10 +90,13 @@ func readAsk(annotations map[string]string) (ask, error) {
 		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s requests %d devices, but the names in it allow only %d", wire.CountAnnotation,
 			a.devices, n))
 	}
-	if _, err := ComputePercentOf(annotations); err != nil {
-		errs = append(errs, err)
-	}
+	percent, err := ComputePercentOf(annotations)
+	errs = append(errs, err)
 	tier, err := IsolationOf(annotations)
+	if percent > 0 && tier != accel.TierNone && tier != accel.TierCooperative {
+		mistake(wire.ComputeAnnotation, fmt.Errorf("only devices at tier %s have such shares, and %s requires %s", accel.TierCooperative,
+			wire.IsolationAnnotation, tier))
+	}
 	if errs = append(errs, err); tier != accel.TierNone {
 		s.Isolation, a.selection = tier, &s
 	}

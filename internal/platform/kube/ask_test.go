@@ -137,6 +137,9 @@ func TestMistakesInAnnotations(t *testing.T) {
 			[]string{`annotation divvy.dev/isolation: "" is not a tier of isolation; use one of none, cooperative, driver, hardware`}},
 		"no percentage": {[]string{wire.ComputeAnnotation, "50%"},
 			[]string{`annotation divvy.dev/compute-percent: "50%" is not a percentage from 1 to 100`}},
+		"a share where there is none": {[]string{wire.ComputeAnnotation, "50", wire.IsolationAnnotation, "driver"},
+			[]string{"annotation divvy.dev/compute-percent: only devices at tier cooperative have such shares, and divvy.dev/isolation " +
+				"requires driver"}},
 		"too much": {[]string{wire.ComputeAnnotation, "101"},
 			[]string{`annotation divvy.dev/compute-percent: "101" is not a percentage from 1 to 100`}},
 		"several": {[]string{policy, "best", count, "x", use, " "}, []string{

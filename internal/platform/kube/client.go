@@ -2,8 +2,6 @@ package kube
 
 import (
 	"fmt"
-	"net"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -11,7 +9,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/divvy-gpu/divvy/internal/platform/coalesce"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
@@ -24,19 +21,9 @@ type Clients struct {
 	Requests *metrics.API
 }
 
-// Option changes a configuration before clients are made from it.
-type Option func(*rest.Config)
-
-// Corked makes clients whose small writes are collected, see package coalesce: for a
-// program that asks the API server for something hundreds of times a second.
-func Corked(config *rest.Config) {
-	// The dialer is the one that clients make for themselves.
-	config.Dial = coalesce.Dial((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
-}
-
 // Connect makes clients from a kubeconfig file, or from the service account of
 // the pod when the path is "". It does not contact the API server.
-func Connect(kubeconfig, userAgent string, options ...Option) (Clients, error) {
+func Connect(kubeconfig, userAgent string) (Clients, error) {
 	// BuildConfigFromFlags would do both, with a warning in every pod's log.
 	load := rest.InClusterConfig
 	if kubeconfig != "" {
@@ -45,9 +32,6 @@ func Connect(kubeconfig, userAgent string, options ...Option) (Clients, error) {
 	config, err := load()
 	if err != nil {
 		return Clients{}, fmt.Errorf("configuration of the Kubernetes client: %w", err)
-	}
-	for _, option := range options {
-		option(config)
 	}
 	return NewClients(config, userAgent)
 }

@@ -1,9 +1,7 @@
 package kube
 
 import (
-	"context"
 	"encoding/pem"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,8 +11,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 func TestConnect(t *testing.T) {
@@ -72,39 +68,5 @@ func TestNothingIsCompressed(t *testing.T) {
 		if encoding != "identity" {
 			t.Errorf("the server may answer in encoding %q", encoding)
 		}
-	}
-}
-
-// An option reaches the connections, and clients work with it.
-func TestCorked(t *testing.T) {
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"one","namespace":"team","uid":"u"}}`))
-	}))
-	defer server.Close()
-	config := clientcmdapi.NewConfig()
-	config.Clusters["c"] = &clientcmdapi.Cluster{Server: server.URL,
-		CertificateAuthorityData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})}
-	config.Contexts["x"] = &clientcmdapi.Context{Cluster: "c"}
-	config.CurrentContext = "x"
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, file); err != nil {
-		t.Fatal(err)
-	}
-	dials := 0
-	counted := func(config *rest.Config) {
-		dial := config.Dial
-		config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-			dials++
-			return dial(ctx, network, address)
-		}
-	}
-	clients, err := Connect(file, "test", Corked, counted)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pod, err := clients.Kubernetes.CoreV1().Pods("team").Get(t.Context(), "one", metav1.GetOptions{})
-	if err != nil || pod.UID != "u" || dials != 1 {
-		t.Errorf("pod %+v, %v, over %d connections of ours", pod, err, dials)
 	}
 }

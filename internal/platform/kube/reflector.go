@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"reflect"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,12 +21,14 @@ const maxBackoff = 2 * time.Second
 // is back within maxBackoff of the API server's return. A shared informer would
 // take up to half a minute, and its own reflector cannot be told otherwise.
 func NewReflector(name string, example runtime.Object, store cache.ReflectorStore, lw cache.ListerWatcher) *cache.Reflector {
-	return cache.NewReflectorWithOptions(lw, example, store, cache.ReflectorOptions{
-		Name: name,
-		Backoff: &wait.Backoff{
+	o := cache.ReflectorOptions{Name: name}
+	// The libraries of Kubernetes 1.35 do not have the field, and wait up to half a minute.
+	if field := reflect.ValueOf(&o).Elem().FieldByName("Backoff"); field.IsValid() {
+		field.Set(reflect.ValueOf(&wait.Backoff{
 			Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: maxBackoff,
-		},
-	})
+		}))
+	}
+	return cache.NewReflectorWithOptions(lw, example, store, o)
 }
 
 // ListWatch is what a reflector reads by: the methods of a client for one kind of

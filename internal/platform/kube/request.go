@@ -25,6 +25,12 @@ func RequestOf(pod *v1.Pod, resource accel.Resource) accel.Request {
 	return req
 }
 
+// IsSidecar reports whether an init container is a sidecar, which runs beside the containers that
+// follow it.
+func IsSidecar(c *v1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
+}
+
 func unitsAsked(pod *v1.Pod, name accel.Resource) accel.Request {
 	req := accel.Request{Resource: name, Pod: string(pod.UID)}
 	if pod.Spec.Priority != nil {
@@ -38,7 +44,7 @@ func unitsAsked(pod *v1.Pod, name accel.Resource) accel.Request {
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
 		kind := accel.InitContainer
-		if c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+		if IsSidecar(c) {
 			kind = accel.SidecarContainer
 		}
 		add(c, kind)

@@ -2,6 +2,7 @@ package limit
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/netip"
@@ -146,15 +147,11 @@ type connKey struct{}
 // ConnContext is for the field of that name of http.Server, whose Listener is one of a
 // Limiter.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
-	for {
-		if counted, ok := c.(*conn); ok {
-			return context.WithValue(ctx, connKey{}, counted)
-		}
-		// A *tls.Conn, or one of package coalesce.
-		outer, ok := c.(interface{ NetConn() net.Conn })
-		if !ok {
-			return ctx
-		}
-		c = outer.NetConn()
+	if secure, ok := c.(*tls.Conn); ok {
+		c = secure.NetConn()
 	}
+	if counted, ok := c.(*conn); ok {
+		return context.WithValue(ctx, connKey{}, counted)
+	}
+	return ctx
 }

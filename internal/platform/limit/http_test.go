@@ -21,7 +21,7 @@ import (
 )
 
 // patience is for what comes at once unless something hangs.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // served is a server behind a Limiter.
 type served struct {

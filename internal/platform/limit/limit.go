@@ -16,8 +16,8 @@ const (
 	// an unfinished header. tlsBytes is added for a handshake and the buffers of TLS.
 	connBytes = 24 << 10
 	tlsBytes  = 24 << 10
-	// usedBytes is added with its first request, for the buffers of package coalesce,
-	// and http2Bytes where it speaks HTTP/2, for its receive buffers and frames: see
+	// usedBytes is added with its first request, for its buffers, and
+	// http2Bytes where it speaks HTTP/2, for its receive buffers and frames: see
 	// serve.NewServer.
 	usedBytes  = 8 << 10
 	http2Bytes = 320 << 10

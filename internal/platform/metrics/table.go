@@ -121,6 +121,11 @@ var (
 		Help:   "Pending pods for which another scheduling attempt was requested, because capacity became free.",
 		Labels: []Label{{"result", "`ok`, `gone` (the pod was deleted) or `failed`"}},
 	})
+	ExtenderReasons = define(Metric{
+		Name: "divvy_extender_pod_reasons_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Writes of the condition that says why a pod waits.",
+		Labels: []Label{{"result", "`said`, `removed`, `gone` (the pod was deleted) or `failed`"}},
+	})
 	ExtenderEvictions = define(Metric{
 		Name: "divvy_extender_evictions_total", Type: Counter, Programs: []string{Extender},
 		Help: "Pods over their memory allocation for longer than the grace period, by outcome.",
@@ -194,6 +199,16 @@ var (
 	ExtenderExpected = define(Metric{
 		Name: "divvy_extender_expected_pods", Type: Gauge, Programs: []string{Extender},
 		Help: "Pods for which filter named one node and capacity is reserved there until their bind.",
+	})
+	ExtenderOldestHeld = define(Metric{
+		Name: "divvy_extender_oldest_held_reservation_seconds", Type: Gauge, Programs: []string{Extender},
+		Help: "Age of the oldest reservation of divvy-scheduler whose pod waits for volumes or for the other pods of its group; " +
+			"0 for none.",
+	})
+	ExtenderNarrowedFailed = define(Metric{
+		Name: "divvy_extender_narrowed_attempts_failed_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Attempts of divvy-scheduler that failed on the one node that was named, and were followed by one over all nodes.",
+		Absent: "outside of divvy-scheduler",
 	})
 	ExtenderBooksNodes = define(Metric{
 		Name: "divvy_extender_books_nodes", Type: Gauge, Programs: []string{Extender},
@@ -334,6 +349,21 @@ var (
 		Help:    "Time to answer a call of kubelet, which admits no other pod meanwhile.",
 		Labels:  []Label{labelResource, {"question", "`prefer` (GetPreferredAllocation) or `allocate` (Allocate)"}},
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
+		Absent:  "until kubelet asks the first time",
+	})
+	NodeClaimPreparations = define(Metric{
+		Name: "divvy_node_claim_preparations_total", Type: Counter, Programs: []string{Node},
+		Help: "Requests of kubelet to prepare the ResourceClaims of a pod, by result.",
+		Labels: []Label{labelVendor, {"result", "`ok`, or why it was rejected: `held` (by another claim or by a container without a " +
+			"claim), `notOffered` (the device is unhealthy or not offered), `other`, or another reason of " +
+			"`divvy_node_refusals_total`"}},
+		Absent: "unless `allocationPath` is `dra` or `both`",
+	})
+	NodeClaimPreparationDuration = define(Metric{
+		Name: "divvy_node_claim_preparation_duration_seconds", Type: Histogram, Programs: []string{Node},
+		Help:    "Time to answer a request to prepare the ResourceClaims of a pod; it includes the wait for a holder that leaves.",
+		Labels:  []Label{labelVendor},
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 25},
 		Absent:  "until kubelet asks the first time",
 	})
 	NodeLibraryCallDuration = define(Metric{
@@ -494,7 +524,7 @@ var (
 	WebhookReviews = define(Metric{
 		Name: "divvy_webhook_reviews_total", Type: Counter, Programs: []string{Extender, Webhook},
 		Help: "Admission reviews by webhook and result.",
-		Labels: []Label{{"webhook", "`mutate` or `validate`; of the extender `config` or `scheduler`"},
+		Labels: []Label{{"webhook", "`mutate` or `validate`; of the extender `config`, `scheduler`, `units` or `claims`"},
 			{"result", "`converted`, `allowed`, `denied`, `bad` (no review that could be answered) or `error`"}},
 	})
 	WebhookReviewDuration = define(Metric{

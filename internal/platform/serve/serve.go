@@ -19,7 +19,6 @@ import (
 	"golang.org/x/time/rate"
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/internal/platform/coalesce"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
 )
 
@@ -146,8 +145,6 @@ type Server struct {
 	Address, For string
 	// Listener serves in place of Address if set. Program.Run closes it.
 	Listener net.Listener
-	// Cork collects small writes, see package coalesce.
-	Cork bool
 	// HTTP serves with TLS when its TLSConfig is set. Its BaseContext is that of
 	// the parts.
 	HTTP *http.Server
@@ -277,9 +274,6 @@ func (s Server) Serve(limits *limit.Limiter) error {
 	secure := s.HTTP.TLSConfig != nil
 	s.HTTP.Handler, s.HTTP.ConnContext = limits.Handler(s.HTTP.Handler), limit.ConnContext
 	listener := limits.Listener(s.Listener, s.Name, secure)
-	if s.Cork {
-		listener = coalesce.Listener(listener)
-	}
 	serve := s.HTTP.Serve
 	if secure {
 		serve = func(l net.Listener) error { return s.HTTP.ServeTLS(l, "", "") }

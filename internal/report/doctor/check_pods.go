@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,89 +12,57 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
-// settled is how long a pod may wait, or lack what the node writes, before it is
-// told.
+// settled is how long a pod may lack what the node writes, before that is a finding.
 const settled = 20 * time.Second
 
 func podObject(p *corev1.Pod) string { return "Pod " + p.Namespace + "/" + p.Name }
 
-// checkWaiting tells the pods that wait for what Divvy shares.
-func checkWaiting(s *Snapshot, f *findings) {
+// Waits is why a pod waits, and what would admit it, as kubectl divvy why says it.
+type Waits struct {
+	Namespace, Name string
+	// Code names the cause, and Problem describes it.
+	Code, Problem string
+	// Change is the cheapest change that admits the pod, and Commands carry it out; "" and none
+	// where there is no such change.
+	Change   string
+	Commands []string
+	// Passing is true where waiting helps.
+	Passing bool
+}
+
+// codeIsolation is the code of pods that wait for an isolation that no node states.
+const codeIsolation = "isolationNotStated"
+
+// waiting are the pods that wait for what Divvy shares.
+func (s *Snapshot) waiting() []*corev1.Pod {
 	offered := s.offered()
-	there := map[string]bool{}
-	for i := range s.Nodes {
-		for name, q := range s.Nodes[i].Status.Allocatable {
-			if !q.IsZero() {
-				there[string(name)] = true
-			}
-		}
-	}
+	var out []*corev1.Pod
 	for i := range s.Pods {
 		p := &s.Pods[i]
-		wants := asks(p, offered)
-		if p.Status.Phase != corev1.PodPending || p.DeletionTimestamp != nil || len(wants) == 0 || p.Labels[labelPartOf] == partOf {
-			continue
-		}
-		waits := s.Taken.Sub(p.CreationTimestamp.Time)
-		c := condition(p, corev1.PodScheduled)
-		switch {
-		case p.Spec.NodeName != "":
-			checkStarting(f, p, waits)
-		case len(p.Spec.SchedulingGates) > 0:
-			f.add(Warning, podObject(p), "its scheduling gate "+p.Spec.SchedulingGates[0].Name+" prevents scheduling",
-				"The controller that set the gate must remove it.")
-		case c == nil || c.Message == "":
-			if waits > settled {
-				f.add(Warning, podObject(p), fmt.Sprintf("no scheduler has processed it; its schedulerName is %q", p.Spec.SchedulerName),
-					"Check whether that scheduler runs: kubectl get pods -n kube-system; kubectl get leases -n kube-system")
-			}
-		default:
-			why, remedy := explain(c.Message, wants, there)
-			f.add(Warning, podObject(p), why, remedy)
+		if p.Status.Phase == corev1.PodPending && p.DeletionTimestamp == nil && (len(asks(p, offered)) > 0 || s.Claims.usedBy(p)) &&
+			p.Labels[labelPartOf] != partOf {
+			out = append(out, p)
 		}
 	}
+	return out
 }
 
-// explain says what a message of kube-scheduler means for a pod that wants these
-// resources, of which some are there.
-func explain(message string, wants []string, there map[string]bool) (why, remedy string) {
-	why = "it is pending: " + message
-	for _, name := range wants {
-		if !there[name] {
-			return fmt.Sprintf("it is pending: no node offers %s (%s)", name, message),
-				"Label a node that has such devices, or add the resource to the value sharedResources; see the node checks."
+// checkWaiting reports the pods that wait for what Divvy shares.
+func checkWaiting(s *Snapshot, f *findings) {
+	for i := range s.Waiting {
+		w := &s.Waiting[i]
+		if w.Code == codeIsolation {
+			continue // a check of its own
 		}
-	}
-	switch {
-	case strings.Contains(message, "gcushare-scheduler/") || strings.Contains(message, "connection refused") ||
-		strings.Contains(message, "context deadline exceeded"):
-		return why, "kube-scheduler cannot reach the extender; see the checks extender and scheduler."
-	case strings.Contains(message, "in one "):
-		return why, "No single device has that much free memory; see kubectl divvy inspect. A request is never split across devices."
-	case strings.Contains(message, "Insufficient "):
-		return why, "All units are allocated; see kubectl divvy inspect. The pod starts when other pods end."
-	case strings.Contains(message, "untolerated taint"), strings.Contains(message, "node affinity"),
-		strings.Contains(message, "node selector"):
-		return why, "Add the toleration or the node selector that the nodes with devices require."
-	}
-	return why, "Fix the problem that the message describes."
-}
-
-// startupLimit is how long a container may be about to start.
-const startupLimit = 2 * time.Minute
-
-// checkStarting tells what keeps a pod on its node from starting.
-func checkStarting(f *findings, p *corev1.Pod, waits time.Duration) {
-	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		w := c.State.Waiting
-		if w == nil || w.Reason == "PodInitializing" || w.Reason == "ContainerCreating" && waits < startupLimit {
-			continue
+		remedy, commands := "This command says more.", []string{"kubectl divvy why -n " + pool.Quote(w.Namespace) + " " +
+			pool.Quote(w.Name)}
+		if w.Change != "" {
+			remedy, commands = "What would help: "+clean(w.Change)+".", w.Commands
 		}
-		f.add(Warning, podObject(p), fmt.Sprintf("container %s does not start: %s", c.Name, cmp.Or(w.Message, w.Reason)),
-			fmt.Sprintf("See its events: kubectl describe pod %s -n %s", p.Name, p.Namespace))
-		return
+		f.add(Warning, "Pod "+w.Namespace+"/"+w.Name, "it waits: "+w.Problem, remedy, commands...).Transient = w.Passing
 	}
 }
 

@@ -437,6 +437,10 @@ func checkConfiguration(s *Snapshot, f *findings) {
 		if bad, err := v1alpha1.Decode([]byte(named[name]), &config); err != nil || len(bad) > 0 {
 			f.add(Error, "ConfigMap "+d.Namespace+"/"+from[name], "entry "+name+": "+mistakes(errors.Join(err, joined(bad))),
 				"Nodes whose label divvy.dev/config selects it keep the last valid one. "+remedy, commands...)
+		} else if absent := lacking(s, &config, d); absent != "" {
+			f.add(Error, "ConfigMap "+d.Namespace+"/"+from[name], "entry "+name+": "+absent,
+				"The chart does not read node.existingConfigMap. Put the entry into node.configs, or such a resource into "+
+					"sharedResources, and upgrade the release; see docs/isolation.md.")
 		}
 	}
 	for i := range s.Nodes {
@@ -461,6 +465,24 @@ func checkConfiguration(s *Snapshot, f *findings) {
 			break // the first that is set decides
 		}
 	}
+}
+
+// lacking returns what the release does not have that the isolation of a resource needs, "" for nothing.
+func lacking(s *Snapshot, config *v1alpha1.NodeConfig, d *appsv1.DaemonSet) string {
+	for _, r := range config.Resources {
+		needs := fmt.Sprintf("resource %s has isolation %s", r.Name, r.Isolation)
+		switch {
+		case r.Isolation == v1alpha1.IsolationCooperative && program(s.Release(), s.DaemonSets, nameMPS) == nil:
+			return needs + ", and the release has no DaemonSet " + nameMPS + ", so its containers are not created"
+		case r.Isolation == v1alpha1.IsolationDriver && !slices.ContainsFunc(d.Spec.Template.Spec.Volumes,
+			func(v corev1.Volume) bool { return v.Name == "hook" }):
+			return needs + ", and the pods of divvy-node cannot install the hook on the host, as they lack volume hook; its containers " +
+				"have no limits"
+		case r.Isolation != "" && r.Isolation != v1alpha1.IsolationNone && !d.Spec.Template.Spec.HostPID:
+			return needs + ", and the pods of divvy-node do not have the host's PID namespace, so no node can prove it"
+		}
+	}
+	return ""
 }
 
 func joined(texts []string) error {

@@ -3,10 +3,12 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/platform/events"
@@ -111,18 +113,22 @@ func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 			"If the control plane is managed by your provider, set scheduler.mode=dedicated.")
 		return
 	}
+	mark, problem := annotationWired, "this kube-scheduler does not call the extender"
+	if _, replaces := argument(&d.Spec.Template.Spec, "replace-image"); replaces {
+		mark, problem = annotationReplaced, "divvy-scheduler does not run in place of this kube-scheduler"
+	}
 	for _, p := range schedulers {
-		if p.Annotations[annotationWired] != "" {
+		if p.Annotations[mark] != "" {
 			continue
 		}
 		if last := s.wiring(p.Spec.NodeName); last != nil && last.Reason == events.SchedulerRolledBack.Reason {
-			f.add(Error, podObject(p), "this kube-scheduler does not call the extender: it was not healthy with the changed "+
+			f.add(Error, podObject(p), problem+": it was not healthy with the changed "+
 				"configuration, which was rolled back: "+last.Message,
 				"Fix the problem that the message describes; divvy-schedconf retries automatically, and immediately after a restart.",
 				restart)
 			continue
 		}
-		f.add(Error, podObject(p), "this kube-scheduler does not call the extender: its manifest lacks "+annotationWired+
+		f.add(Error, podObject(p), problem+": its manifest lacks "+mark+
 			", so divvy-schedconf has not configured it, has rolled it back, or the manifest was restored",
 			fmt.Sprintf("Restart divvy-schedconf, which configures it. If the change is rolled back again, see the log: kubectl logs "+
 				"daemonset/%s -n %s", d.Name, d.Namespace),
@@ -157,12 +163,42 @@ func checkDedicated(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 		f.add(Error, "MutatingWebhookConfiguration "+nameScheduler, "it is missing, so pods that request memory go to the cluster's own "+
 			"scheduler, which does not know the devices", remedy, commands...)
 	}
+	checkSkew(s, f)
 	for _, p := range schedulers {
 		if p.Annotations[annotationWired] != "" {
 			f.add(Warning, "Pod "+p.Namespace+"/"+p.Name,
 				"the cluster's own kube-scheduler still calls the extender, because of a previous scheduler.mode",
 				"Run on its node: divvy-control schedconf uninstall")
 		}
+	}
+}
+
+// schedulerMinor finds the minor of Kubernetes in the image of a dedicated scheduler, of either
+// form.
+var schedulerMinor = regexp.MustCompile(`/divvy-scheduler-(1\.\d+)[:@]|/kube-scheduler:v?(1\.\d+)\.`)
+
+// checkSkew compares the version of the dedicated scheduler with that of the API server, of which
+// it may be one minor behind.
+func checkSkew(s *Snapshot, f *findings) {
+	d := program(s.Release(), s.Deployments, nameScheduler)
+	server, err := version.ParseGeneric(s.Kubernetes)
+	if err != nil {
+		return // the check of the API server says so
+	}
+	for _, c := range d.Spec.Template.Spec.Containers {
+		m := schedulerMinor.FindStringSubmatch(c.Image)
+		if m == nil {
+			continue
+		}
+		own, err := version.ParseGeneric(cmp.Or(m[1], m[2]))
+		if err != nil || own.Minor() == server.Minor() || own.Minor()+1 == server.Minor() {
+			continue
+		}
+		object := "Deployment " + d.Namespace + "/" + d.Name
+		f.add(Error, object, fmt.Sprintf("its scheduler is of Kubernetes %s and the API server is of %d.%d; "+
+			"Kubernetes supports a scheduler of the same minor or of the one before", own, server.Major(), server.Minor()),
+			"Run helm upgrade, which selects the version, or change scheduler.minor or scheduler.image.tag if it is set. If no "+
+				"divvy-scheduler exists for this version, upgrade Divvy or set scheduler.form=extender.")
 	}
 }
 

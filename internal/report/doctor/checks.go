@@ -88,6 +88,10 @@ var checks = []Check{
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkSetup,
 	},
 	{
+		Name: "claim-devices", Group: groupNodes, Title: "the devices for ResourceClaims are published as they are configured",
+		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads, SourceClaims}, skip: withoutClaims, run: checkClaimDevices,
+	},
+	{
 		Name: "kubelet", Group: groupNodes, Title: "the version of kubelet is supported, and kubelet accepts the number of units",
 		Needs: []Source{SourceNodes, SourceConfigMaps, SourceWorkloads}, skip: nothingInstalled, run: checkKubelet,
 	},
@@ -117,15 +121,19 @@ var checks = []Check{
 	},
 	{
 		Name: "waiting", Group: groupPods, Title: "no pod is waiting for shared devices",
-		Needs: []Source{SourcePods, SourceNodes}, skip: nothingInstalled, run: checkWaiting,
+		Needs: []Source{SourcePods, SourceNodes, SourceWaiting}, skip: nothingInstalled, run: checkWaiting,
 	},
 	{
 		Name: "isolation", Group: groupPods, Title: "no pod is waiting for an isolation that no node states",
-		Needs: []Source{SourcePods, SourceNodes}, skip: withoutExtender, run: checkIsolation,
+		Needs: []Source{SourcePods, SourceNodes, SourceWaiting}, skip: withoutExtender, run: checkIsolation,
 	},
 	{
 		Name: "failed", Group: groupPods, Title: "no pod was rejected by its node",
 		Needs: []Source{SourcePods}, skip: nothingInstalled, run: checkFailed,
+	},
+	{
+		Name: "claims", Group: groupPods, Title: "the claims of pods can be served and are prepared",
+		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads, SourceClaims}, skip: withoutClaims, run: checkClaims,
 	},
 	{
 		Name: "grants", Group: groupPods, Title: "allocations of pods are consistent",

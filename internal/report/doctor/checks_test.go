@@ -62,39 +62,6 @@ func waiting(p *corev1.Pod, reason, message string) {
 		State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}
 }
 
-func unscheduled(w *world, message string) *corev1.Pod {
-	p := w.pod("train")
-	p.Spec.NodeName, p.Annotations, p.Status.Phase = "", nil, corev1.PodPending
-	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: message}}
-	if message == "" {
-		p.Status.Conditions = nil
-	}
-	return p
-}
-
-// isolated makes a pod wait that requires a tier, and one of the node's cards state one.
-func isolated(w *world, required string, stated accel.Tier) {
-	p := unscheduled(w, "isolation")
-	p.Annotations = map[string]string{wire.IsolationAnnotation: required}
-	cards := shares()
-	cards[1].Isolation = accel.Isolation{Memory: stated, Attested: w.Taken}
-	w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: cards})
-}
-
-// A pod waits for capacity, and not for a tier, if a device has it.
-func TestIsolationThatANodeStates(t *testing.T) {
-	stated := map[string]accel.Tier{"cooperative": accel.TierDriver, "driver": accel.TierDriver, "none": accel.TierNone}
-	for required, stated := range stated {
-		w := healthy(t)
-		isolated(w, required, stated)
-		for _, result := range Examine(w.Snapshot).Results {
-			if result.Check == "isolation" && len(result.Findings) > 0 {
-				t.Errorf("%s: %+v", required, result.Findings)
-			}
-		}
-	}
-}
-
 func TestFaults(t *testing.T) {
 	faults := map[string]fault{
 		"nothing is installed": {
@@ -328,6 +295,31 @@ func TestFaults(t *testing.T) {
 			},
 			Error, "ConfigMap divvy-system/divvy-node-configs", "entry training: ", "divvy.dev/config", restoring("divvy-node"),
 		},
+		"a configuration whose MPS is not installed": {
+			"configuration", func(w *world) { w.Objects.ConfigMaps[1].Data["training"] += isolated("cooperative") },
+			Error, "ConfigMap divvy-system/divvy-node-configs",
+			"entry training: resource nvidia.com/gpu-memory has isolation cooperative, and the release has no DaemonSet divvy-mps",
+			"does not read node.existingConfigMap", "",
+		},
+		"a configuration whose limits cannot be proven": {
+			"configuration", func(w *world) { w.Objects.ConfigMaps[1].Data["training"] += isolated("driver") },
+			Error, "ConfigMap divvy-system/divvy-node-configs", "cannot install the hook on the host", "and upgrade the release", "",
+		},
+		"a configuration whose limits cannot be proven, where use is measured": {
+			"configuration", func(w *world) {
+				program(w.Release(), w.DaemonSets, nameNode).Spec.Template.Spec.HostPID = true
+				w.Objects.ConfigMaps[1].Data["training"] += isolated("driver")
+			},
+			Error, "ConfigMap divvy-system/divvy-node-configs", "cannot install the hook on the host", "and upgrade the release", "",
+		},
+		"a configuration whose limits cannot be proven without the host's processes": {
+			"configuration", func(w *world) {
+				spec := &program(w.Release(), w.DaemonSets, nameNode).Spec.Template.Spec
+				spec.Volumes = append(spec.Volumes, corev1.Volume{Name: "hook"})
+				w.Objects.ConfigMaps[1].Data["training"] += isolated("driver")
+			},
+			Error, "ConfigMap divvy-system/divvy-node-configs", "do not have the host's PID namespace", "and upgrade the release", "",
+		},
 		"a configuration that is not there": {
 			"configuration", func(w *world) { w.Objects.ConfigMaps = w.Objects.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node",
 			"missing", "Restore the object", restoring("divvy-node"),
@@ -525,6 +517,67 @@ func TestFaults(t *testing.T) {
 			},
 			Warning, "Node node-a", "any container gets the GPUs", "as-volume-mounts = true", "",
 		},
+		"an API server without claims": {
+			"claim-devices", func(w *world) { w.Claims = Claims{} }, Error, "the API server",
+			"does not have resource.k8s.io/v1", "Kubernetes 1.34", "",
+		},
+		"a driver that kubelet does not know": {
+			"claim-devices", func(w *world) {
+				w.drivers(wire.ClaimDriver{Driver: claimDriver, Problem: "kubelet did not register it"})
+			},
+			Error, "Node node-a", "driver enflame.divvy.dev: kubelet did not register it", "See the log of divvy-node",
+			"kubectl delete pod divvy-node-x -n divvy-system",
+		},
+		"no driver": {
+			"claim-devices", func(w *world) { delete(w.Nodes[0].Annotations, wire.ClaimDriversAnnotation) },
+			Error, "Node node-a", "reports no driver", "Restart divvy-node", "kubectl delete pod divvy-node-x -n divvy-system",
+		},
+		"drivers of a newer release": {
+			"claim-devices", func(w *world) { w.Nodes[0].Annotations[wire.ClaimDriversAnnotation] = `{"v":9}` }, Warning, "Node node-a",
+			"cannot be parsed", "writes it again", "kubectl annotate node node-a divvy.dev/claim-drivers-",
+		},
+		"slices that are gone": {
+			"claim-devices", func(w *world) { w.Claims.Slices = nil }, Error, "Node node-a", "none of its ResourceSlices exist",
+			"publishes them", "kubectl delete pod divvy-node-x -n divvy-system",
+		},
+		"slices that were trimmed": {
+			"claim-devices", func(w *world) {
+				w.drivers(wire.ClaimDriver{Driver: claimDriver, GatesOff: []string{"DRAPartitionableDevices"},
+					LeftOut: []string{"gcu-0-slots"}})
+			}, Warning, "Node node-a",
+			"drops the fields of DRAPartitionableDevices, so devices are published in a reduced form, without gcu-0-slots",
+			"Switch these feature gates on", "",
+		},
+		"too many devices that overlap": {
+			"claim-devices", func(w *world) { w.drivers(wire.ClaimDriver{Driver: claimDriver, LeftOut: []string{"board-a"}}) },
+			Warning, "Node node-a", "some devices are not published, because more devices overlap", "fewer resources", "",
+		},
+		"no class": {
+			"claim-devices", func(w *world) { w.Claims.Classes = nil }, Error, "DeviceClasses",
+			"none selects devices of driver enflame.divvy.dev",
+			"Restore the objects", restoring(nameNode),
+		},
+		"a name that is the device plugin's": {
+			"claim-devices", func(w *world) { w.Claims.Classes[0].Spec.ExtendedResourceName = ptr.To(memory) }, Warning,
+			"DeviceClass gcu.enflame.divvy.dev", "enflame.com/gcu-memory is also what the device plugin of node node-a offers",
+			"Use another name", "",
+		},
+		"a claim of no class": {
+			"claims", func(w *world) { w.claiming("board.enflame.divvy.dev") }, Error, "ResourceClaim team/mine",
+			"the DeviceClass board.enflame.divvy.dev, which does not exist", "Correct the name", "",
+		},
+		"a claim that cannot be prepared": {
+			"claims", func(w *world) {
+				w.event(w.claiming("gcu.enflame.divvy.dev"), "ClaimNotPrepared", "gcu-0 is held by claim team/other")
+			}, Error, "Pod team/claimer", "it is on node node-a, and gcu-0 is held by claim team/other", "Remove the reason", "",
+		},
+		"a claim that was prepared for another pod": {
+			"claims", func(w *world) {
+				p := w.claiming("gcu.enflame.divvy.dev")
+				p.Status.Phase = corev1.PodRunning
+				w.event(p, "ClaimMisused", "container a has other devices than it uses")
+			}, Error, "Pod team/claimer", "other devices", "as the message says", "",
+		},
 		"a setup of a newer release": {
 			"node-setup", func(w *world) { w.Nodes[0].Annotations[wire.SetupAnnotation] = `{"v":9}` }, Warning, "Node node-a",
 			"cannot be parsed", "writes it again", "kubectl annotate node node-a divvy.dev/node-setup-",
@@ -580,6 +633,14 @@ func TestFaults(t *testing.T) {
 			"scheduler", func(w *world) { w.pod("kube-scheduler-" + theNode).Annotations = nil },
 			Error, "Pod kube-system/kube-scheduler-node-a", "does not call the extender", "kubectl logs daemonset/divvy-schedconf",
 			"kubectl rollout restart daemonset/divvy-schedconf -n divvy-system",
+		},
+		"kube-scheduler is not replaced": {
+			"scheduler", func(w *world) {
+				spec := &program(w.Release(), w.DaemonSets, nameSchedconf).Spec.Template.Spec
+				spec.Containers[0].Args = append(spec.Containers[0].Args, "--replace-image=example.com/divvy-scheduler-MINOR:v1")
+			},
+			Error, "Pod kube-system/kube-scheduler-node-a", "divvy-scheduler does not run in place of this kube-scheduler",
+			"kubectl logs daemonset/divvy-schedconf", "kubectl rollout restart daemonset/divvy-schedconf -n divvy-system",
 		},
 		"the wiring was rolled back": {
 			"scheduler", func(w *world) {
@@ -637,6 +698,16 @@ func TestFaults(t *testing.T) {
 				w.pod("kube-scheduler-" + theNode).Annotations = map[string]string{annotationWired: "x"}
 			},
 			Warning, "Pod kube-system/kube-scheduler-node-a", "still calls the extender", "divvy-control schedconf uninstall", "",
+		},
+		"dedicated, two minors behind": {
+			"scheduler", func(w *world) { w.dedicateOf("v1.37.1-eks-7f6f3c1", "example.com/divvy-scheduler-1.35:v1@sha256:0") }, Error,
+			"Deployment divvy-system/divvy-scheduler", "its scheduler is of Kubernetes 1.35 and the API server is of 1.37",
+			"Run helm upgrade", "",
+		},
+		"dedicated, newer than the API server": {
+			"scheduler", func(w *world) { w.dedicateOf("v1.33.2", "registry.k8s.io/kube-scheduler:v1.34.2") }, Error,
+			"Deployment divvy-system/divvy-scheduler", "its scheduler is of Kubernetes 1.34 and the API server is of 1.33",
+			"scheduler.image.tag", "",
 		},
 		"by hand, without a configuration": {
 			"scheduler", func(w *world) {
@@ -780,48 +851,19 @@ func TestFaults(t *testing.T) {
 			Error, "ServiceAccount divvy-system/divvy-node", "get leases.coordination.k8s.io x, patch nodes", "Restore the object",
 			restoring("divvy-node"),
 		},
-		"no room on one card": {
+		"a pod waits, and a change admits it": {
 			"waiting", func(w *world) {
-				unscheduled(w, "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device.")
+				w.Waiting = []Waits{{Namespace: "team", Name: "train", Code: "noDeviceFits", Problem: "no device has 20 units free",
+					Change: "uncordon node-b", Commands: []string{"kubectl uncordon node-b"}}}
 			},
-			Warning, "Pod team/train", "insufficient GCU Memory", "never split", "",
+			Warning, "Pod team/train", "it waits: no device has 20 units free", "What would help: uncordon node-b.",
+			"kubectl uncordon node-b",
 		},
-		"the extender is not reached": {
-			"waiting", func(w *world) { unscheduled(w, `Post "http://127.0.0.1:32766/gcushare-scheduler/filter": refused`) },
-			Warning, "Pod team/train", "gcushare-scheduler/filter", "see the checks extender and scheduler", "",
-		},
-		"no units are left": {
-			"waiting", func(w *world) { unscheduled(w, "0/1 nodes are available: 1 Insufficient enflame.com/gcu-memory.") },
-			Warning, "Pod team/train", "Insufficient", "All units are allocated", "",
-		},
-		"no node offers it": {
+		"a pod waits, and no change is known": {
 			"waiting", func(w *world) {
-				delete(w.Nodes[0].Status.Allocatable, memory)
-				unscheduled(w, "0/1 nodes are available: 1 Insufficient enflame.com/gcu-memory.")
+				w.Waiting = []Waits{{Namespace: "team", Name: "train", Code: "gated", Problem: "the scheduling gate x prevents scheduling"}}
 			},
-			Warning, "Pod team/train", "no node offers enflame.com/gcu-memory", "sharedResources", "",
-		},
-		"no toleration": {
-			"waiting", func(w *world) { unscheduled(w, "0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.") },
-			Warning, "Pod team/train", "untolerated taint", "toleration", "",
-		},
-		"nobody schedules it": {
-			"waiting", func(w *world) { unscheduled(w, "").Spec.SchedulerName = "nobody" },
-			Warning, "Pod team/train", `its schedulerName is "nobody"`, "whether that scheduler runs", "",
-		},
-		"a gate": {
-			"waiting", func(w *world) {
-				unscheduled(w, "gated").Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "x.example/gate"}}
-			},
-			Warning, "Pod team/train", "gate x.example/gate", "The controller that set the gate must remove it", "",
-		},
-		"a pod that does not start": {
-			"waiting", func(w *world) {
-				p := w.pod("train")
-				p.Status.Phase = corev1.PodPending
-				waiting(p, "CreateContainerConfigError", `configmap "x" not found`)
-			},
-			Warning, "Pod team/train", `configmap "x" not found`, "kubectl describe pod train -n team", "",
+			Warning, "Pod team/train", "it waits: the scheduling gate x", "This command says more", "kubectl divvy why -n team train",
 		},
 		"limits that are not proven": {
 			"limits", func(w *world) {
@@ -831,15 +873,11 @@ func TestFaults(t *testing.T) {
 			}, Warning, "Node node-a", "GPU-0: driver 595", "until it ends", "kubectl divvy inspect -o wide",
 		},
 		"no node states the tier": {
-			"isolation", func(w *world) { isolated(w, "driver", accel.TierCooperative) }, Warning, "Pod team/train",
-			"it requires isolation driver, and no node with enflame.com/gcu-memory states it: cooperative and none: node-a",
-			"divvy.dev/isolation", "kubectl divvy inspect -o wide",
-		},
-		"the tier was attested too long ago": {
 			"isolation", func(w *world) {
-				isolated(w, "driver", accel.TierDriver)
-				w.Taken = w.Taken.Add(2 * accel.MaxAttestationAge)
-			}, Warning, "Pod team/train", "states it: none: node-a", "docs/isolation.md", "kubectl divvy inspect -o wide",
+				w.Waiting = []Waits{{Namespace: "team", Name: "train", Code: codeIsolation,
+					Problem: "isolation driver required, device states none"}}
+			}, Warning, "Pod team/train", "isolation driver required, device states none", "divvy.dev/isolation",
+			"kubectl divvy inspect -o wide",
 		},
 		"a pod was refused": {
 			"failed", func(w *world) {
@@ -974,6 +1012,14 @@ func (w *world) dedicate() {
 	w.unwire()
 	program(w.Release(), w.Deployments, nameExtender).Labels[labelName] = nameScheduler
 	w.pod("kube-scheduler-" + theNode).Annotations = nil
+}
+
+// dedicateOf does so on a cluster of a version, with a scheduler of that image.
+func (w *world) dedicateOf(kubernetes, image string) {
+	w.dedicate()
+	w.Kubernetes, w.Admission.Mutating[0].Name = kubernetes, nameScheduler
+	d := program(w.Release(), w.Deployments, nameScheduler)
+	d.Name, d.Spec.Template.Spec.Containers[0].Image = nameScheduler, image
 }
 
 // unwire takes divvy-schedconf away.
@@ -1205,6 +1251,43 @@ func TestSetupsWithoutFindings(t *testing.T) {
 			change(w)
 			for _, r := range Examine(w.Snapshot).Results {
 				if r.Check == "node-setup" && len(r.Findings) > 0 {
+					t.Errorf("findings: %+v", r.Findings)
+				}
+			}
+		})
+	}
+}
+
+// isolated is a resource of a configuration with an isolation.
+func isolated(tier string) string {
+	return "- {name: nvidia.com/gpu-memory, vendor: nvidia, mode: memory, isolation: " + tier + "}\n"
+}
+
+// Events of pods that run or that are others now, and claims of other drivers, are no findings.
+func TestClaimsWithoutFindings(t *testing.T) {
+	for name, change := range map[string]func(*world){
+		"the pod runs meanwhile": func(w *world) {
+			p := w.claiming("gcu.enflame.divvy.dev")
+			p.Status.Phase = corev1.PodRunning
+			w.event(p, "ClaimNotPrepared", "x")
+		},
+		"another pod of the name": func(w *world) {
+			p := w.claiming("gcu.enflame.divvy.dev")
+			w.event(p, "ClaimNotPrepared", "x")
+			p.UID = "another"
+		},
+		"a class of another driver": func(w *world) { w.claiming("gpu.nvidia.com") },
+		"a node for units alone": func(w *world) {
+			delete(w.Nodes[0].Labels, wire.PathLabel)
+			w.Claims = Claims{}
+		},
+		"a name for claims alone": func(w *world) { w.Claims.Classes[0].Spec.ExtendedResourceName = ptr.To("enflame.com/claimed") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := healthy(t)
+			change(w)
+			for _, r := range Examine(w.Snapshot).Results {
+				if strings.HasPrefix(r.Check, "claim") && len(r.Findings) > 0 {
 					t.Errorf("findings: %+v", r.Findings)
 				}
 			}

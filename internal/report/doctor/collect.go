@@ -15,12 +15,14 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/restmapper"
@@ -39,6 +41,9 @@ type Clients struct {
 	Kubernetes kubernetes.Interface
 	// Objects reads objects of any kind.
 	Objects dynamic.Interface
+	// Explain says why pods wait, as kubectl divvy why does. It may leave out those that do
+	// not.
+	Explain func(ctx context.Context, pods []*corev1.Pod) ([]Waits, error)
 }
 
 // Options say what to read.
@@ -81,6 +86,7 @@ func Collect(ctx context.Context, c Clients, o Options) (*Snapshot, error) {
 	r.releases(ctx)
 	if release := s.Release(); release != nil {
 		r.installation(ctx, release)
+		r.waiting(ctx)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("the cluster was not read completely: %w", context.Cause(ctx))
@@ -94,6 +100,19 @@ type reader struct {
 	options  Options
 	mu       sync.Mutex // guards snapshot while several read
 	snapshot *Snapshot
+}
+
+// waiting asks why pods wait, if any does.
+func (r *reader) waiting(ctx context.Context) {
+	s := r.snapshot
+	pods := s.waiting()
+	if len(pods) == 0 {
+		return
+	}
+	var err error
+	if s.Waiting, err = r.clients.Explain(ctx, pods); err != nil {
+		r.fail(SourceWaiting, "list of nodes, pods and events", err)
+	}
 }
 
 // fail notes why a source could not be read; need is the verb and resource that
@@ -197,15 +216,38 @@ func (r *reader) cluster(ctx context.Context) {
 		labelled("validatingwebhookconfiguration", s.Admission.Validating), labelled("validatingadmissionpolicy", s.Admission.Policies),
 		labelled("validatingadmissionpolicybinding", s.Admission.Bindings))
 	slices.SortFunc(s.Labelled, func(a, b Labelled) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name)) })
-	// Which pods matter follows from what nodes offer.
+	r.claims(ctx)
+	// Which pods matter follows from what nodes offer, and from claims.
 	offered := s.offered()
 	listing(ctx, r, SourcePods, "pods", everywhere, c.CoreV1().Pods(metav1.NamespaceAll).List, func(o runtime.Object) {
-		if pod, ok := o.(*corev1.Pod); ok && matters(pod, offered) {
+		if pod, ok := o.(*corev1.Pod); ok && (matters(pod, offered) || s.Claims.usedBy(pod)) {
 			slim := *pod
 			slim.ManagedFields = nil
 			s.Pods = append(s.Pods, slim)
 		}
 	})()
+}
+
+// claims reads what there is of ResourceClaims, if a node serves them.
+func (r *reader) claims(ctx context.Context) {
+	s, api := r.snapshot, r.clients.Kubernetes.ResourceV1()
+	everywhere := metav1.ListOptions{}
+	if !serveClaims(s.Nodes) {
+		return
+	}
+	if err := discovery.ServerSupportsVersion(r.clients.Kubernetes.Discovery(), resourceapi.SchemeGroupVersion); err != nil {
+		return
+	}
+	s.Claims.Served = true
+	each(
+		listing(ctx, r, SourceClaims, "resourceslices", everywhere, api.ResourceSlices().List, take(&s.Claims.Slices)),
+		listing(ctx, r, SourceClaims, "deviceclasses", everywhere, api.DeviceClasses().List, take(&s.Claims.Classes)),
+		listing(ctx, r, SourceClaims, "resourceclaims", everywhere, api.ResourceClaims(metav1.NamespaceAll).List, take(&s.Claims.Claims)),
+	)
+	for _, reason := range claimReasons {
+		listing(ctx, r, SourceClaims, "events", metav1.ListOptions{FieldSelector: "reason=" + reason},
+			r.clients.Kubernetes.CoreV1().Events(metav1.NamespaceAll).List, take(&s.Claims.Events))()
+	}
 }
 
 func labelled[T any, P object[T]](kind string, all []T) []Labelled {

@@ -40,6 +40,8 @@ var served = []resourceKind{
 	{"", "nodes", "Node", false}, {"", "pods", "Pod", true}, {"", "services", "Service", true}, {"", "secrets", "Secret", true},
 	{"", "configmaps", "ConfigMap", true}, {"", "namespaces", "Namespace", false}, {"", "resourcequotas", "ResourceQuota", true},
 	{"", "events", "Event", true},
+	{"resource.k8s.io", "resourceslices", "ResourceSlice", false}, {"resource.k8s.io", "deviceclasses", "DeviceClass", false},
+	{"resource.k8s.io", "resourceclaims", "ResourceClaim", true},
 	{"apps", "daemonsets", "DaemonSet", true}, {"apps", "deployments", "Deployment", true},
 	{"discovery.k8s.io", "endpointslices", "EndpointSlice", true},
 	{"rbac.authorization.k8s.io", "clusterroles", "ClusterRole", false}, {"rbac.authorization.k8s.io", "clusterrolebindings",
@@ -106,6 +108,9 @@ func serve(w *world) *server {
 	putAll("validatingwebhookconfigurations", w.Admission.Validating)
 	putAll("validatingadmissionpolicies", w.Admission.Policies)
 	putAll("validatingadmissionpolicybindings", w.Admission.Bindings)
+	putAll("resourceslices", w.Claims.Slices)
+	putAll("deviceclasses", w.Claims.Classes)
+	putAll("resourceclaims", w.Claims.Claims)
 	for ns, names := range w.Copies {
 		for _, name := range names {
 			s.put("secrets", corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}})

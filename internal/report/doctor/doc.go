@@ -7,6 +7,8 @@
 // from the snapshot to findings, without clients and without a clock. A check
 // whose material could not be read is "unknown", neither well nor ill.
 //
+// Why pods wait is a question to package why, which the caller passes as a function.
+//
 // Doctor sees what the API server shows. It does not see into the hosts: what a
 // kube-scheduler really reads, which files are left on a node. Where it goes by a
 // sign of such things, the check's text says so.

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,6 +29,8 @@ import (
 )
 
 const (
+	claimDriver = "enflame.divvy.dev"
+
 	system  = "divvy-system"
 	bwki    = "bwki"
 	memory  = "enflame.com/gcu-memory"
@@ -226,7 +229,7 @@ func healthy(t testing.TB) *world {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: theNode, Annotations: map[string]string{},
 			Labels: map[string]string{"enflame.com/gcushare": "true", "divvy.dev/enflame.present": "true",
-				"node-role.kubernetes.io/control-plane": ""},
+				wire.PathLabel: "both", "node-role.kubernetes.io/control-plane": ""},
 		},
 		Status: corev1.NodeStatus{
 			NodeInfo:    corev1.NodeSystemInfo{KubeletVersion: "v1.36.2"},
@@ -235,6 +238,12 @@ func healthy(t testing.TB) *world {
 		},
 	}}
 	w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: shares()})
+	w.drivers(wire.ClaimDriver{Driver: claimDriver})
+	w.Claims = Claims{Served: true,
+		Slices: []resourceapi.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{Name: "node-a-1"}, Spec: resourceapi.ResourceSliceSpec{
+			Driver: claimDriver, NodeName: ptr.To(theNode), Devices: []resourceapi.Device{{Name: "gcu-0"}}}}},
+		Classes: []resourceapi.DeviceClass{{ObjectMeta: metav1.ObjectMeta{Name: "gcu." + claimDriver}}},
+	}
 	w.Namespaces = []corev1.Namespace{
 		{ObjectMeta: metav1.ObjectMeta{Name: "team", Labels: map[string]string{poolLabel: "allowed"}}},
 		{ObjectMeta: metav1.ObjectMeta{Name: kubeSystem}}, {ObjectMeta: metav1.ObjectMeta{Name: system}},
@@ -463,4 +472,31 @@ func (w *world) waitsForOperator() *corev1.Pod {
 	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "wait-for-driver",
 		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 	return p
+}
+
+// drivers publishes what the daemon reports of its drivers.
+func (w *world) drivers(all ...wire.ClaimDriver) {
+	text, err := wire.EncodeClaimDrivers(all)
+	if err != nil {
+		panic(err)
+	}
+	w.Nodes[0].Annotations[wire.ClaimDriversAnnotation] = text
+}
+
+// claiming adds a pod that waits for a claim of a class, and returns it.
+func (w *world) claiming(class string) *corev1.Pod {
+	claim := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "mine"}}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}}
+	w.Claims.Claims = append(w.Claims.Claims, claim)
+	p := running("team", "claimer", corev1.PodTemplateSpec{})
+	p.Status = corev1.PodStatus{Phase: corev1.PodPending}
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "r", ResourceClaimName: ptr.To("mine")}}
+	w.Pods = append(w.Pods, p)
+	return &w.Pods[len(w.Pods)-1]
+}
+
+// event is one of divvy-node on a pod.
+func (w *world) event(p *corev1.Pod, reason, message string) {
+	w.Claims.Events = append(w.Claims.Events, corev1.Event{Reason: reason, Message: message,
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}})
 }

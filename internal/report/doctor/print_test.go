@@ -39,7 +39,8 @@ func ill(t *testing.T) *world {
 	w := healthy(t)
 	w.Objects.Secrets[0].Data["key"] = []byte("short")
 	w.Nodes[0].Labels[enabledLabel] = "yes"
-	unscheduled(w, "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device.")
+	w.Waiting = []Waits{{Namespace: "team", Name: "train", Code: "noDeviceFits", Problem: "no device has 20 units free",
+		Change: "uncordon node-b", Commands: []string{"kubectl uncordon node-b"}}}
 	w.Failed[SourceReviews] = "needs create of subjectaccessreviews"
 	return w
 }

@@ -20,6 +20,7 @@ import (
 // app.kubernetes.io/name, which has the same values.
 const (
 	nameNode      = "divvy-node"
+	nameMPS       = "divvy-mps"
 	nameExtender  = "divvy-extender"
 	nameSchedconf = "divvy-schedconf"
 	nameScheduler = "divvy-scheduler"
@@ -36,6 +37,8 @@ const (
 	annotationNamespace = "meta.helm.sh/release-namespace"
 	// annotationWired is on kube-scheduler's pod once schedconf has wired it.
 	annotationWired = "divvy.dev/scheduler-config-hash"
+	// annotationReplaced is on it once divvy-scheduler runs in its place.
+	annotationReplaced = "divvy.dev/scheduler-replaced"
 
 	portExtender    = 32766
 	portExtenderTLS = 32765
@@ -62,6 +65,8 @@ const (
 	SourceReviews    Source = "subjectaccessreviews"
 	SourceToken      Source = "the pool's secrets" //nolint:gosec // a word, not a credential
 	SourceExtender   Source = "the extender"
+	SourceWaiting    Source = "what pods wait for"
+	SourceClaims     Source = "resourceclaims, resourceslices and deviceclasses"
 )
 
 // Release is one installation of the chart.
@@ -125,13 +130,16 @@ type Snapshot struct {
 	Nodes []corev1.Node
 	// Pods are those of Divvy, kube-scheduler's, those that ask for a resource that
 	// Divvy offers, and those that mount kubelet's folder of device plugins.
-	Pods        []corev1.Pod
+	Pods []corev1.Pod
+	// Waiting says why those of them wait that do.
+	Waiting     []Waits
 	DaemonSets  []appsv1.DaemonSet  // of all namespaces
 	Deployments []appsv1.Deployment // of all namespaces
 	Namespaces  []corev1.Namespace
 	// Wiring are the events that divvy-schedconf has put on nodes.
 	Wiring []corev1.Event
 	Quotas []corev1.ResourceQuota
+	Claims Claims
 
 	Admission Admission
 	// Labelled are cluster-wide objects with Divvy's label.

@@ -73,7 +73,7 @@ func TestUnitsOfACard(t *testing.T) {
 	node := func(unit string) Node {
 		return Node{Unit: unit, Total: 12, Used: 3, Available: 9, Devices: make([]Device, 2)}
 	}
-	if got, want := node("1/6").shared(), "in units of 1/6 of a card"; got != want {
+	if got, want := node("1/6").Shared(), "in units of 1/6 of a card"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	for name, tt := range map[string]struct {

@@ -19,6 +19,13 @@ import (
 // at /NODE, with one of a single node. With details=true the report has details.
 const Route = "/gcushare-scheduler/inspect"
 
+// ExplainRoute is where the extender explains, below it at /NAMESPACE/POD, its last decision
+// about a pod, and DecisionsRoute where it answers with all that it keeps of decisions.
+const (
+	ExplainRoute   = Route + "/explain"
+	DecisionsRoute = "/gcushare-scheduler/decisions"
+)
+
 // Report is the state of some nodes. In the guide's form its JSON has exactly
 // the guide's fields in the guide's order; what Divvy adds is left out when it
 // is empty and comes after them.
@@ -27,6 +34,8 @@ type Report struct {
 	// Pool is nil when nothing of a remote pool is in the cluster, and in the
 	// extender's reports.
 	Pool *Pool `json:"pool,omitempty"`
+	// Claims are the nodes that offer devices to ResourceClaims; not in the extender's reports.
+	Claims []ClaimNode `json:"claims,omitempty"`
 	// Error says why there are no nodes; "" when all is well.
 	Error string `json:"error,omitempty"`
 }

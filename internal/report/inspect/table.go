@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -15,35 +16,34 @@ import (
 
 // writeTable prints the report, with details, for people.
 func writeTable(w io.Writer, r Report, wide bool) error {
-	switch {
-	case len(r.Nodes) == 0 && r.Pool == nil:
+	var parts []func() error
+	for _, n := range r.Nodes {
+		parts = append(parts, func() error { return writeNode(w, n, wide) })
+	}
+	if last := len(parts) - 1; last > 0 {
+		parts[last] = func() error { return errors.Join(writeNode(w, r.Nodes[last], wide), writeTotals(w, r.Nodes)) }
+	}
+	for _, n := range r.Claims {
+		parts = append(parts, func() error { return writeClaims(w, n) })
+	}
+	if r.Pool != nil {
+		parts = append(parts, func() error { return writePool(w, r.Pool, wide) })
+	}
+	if len(parts) == 0 {
 		_, err := fmt.Fprintln(w, "no node shares devices")
 		return err
-	case len(r.Nodes) == 0:
-		return writePool(w, r.Pool, wide)
 	}
-	for i, n := range r.Nodes {
+	for i, write := range parts {
 		if i > 0 {
 			if _, err := fmt.Fprintln(w); err != nil {
 				return err
 			}
 		}
-		if err := writeNode(w, n, wide); err != nil {
+		if err := write(); err != nil {
 			return err
 		}
 	}
-	if len(r.Nodes) > 1 {
-		if err := writeTotals(w, r.Nodes); err != nil {
-			return err
-		}
-	}
-	if r.Pool == nil {
-		return nil
-	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return writePool(w, r.Pool, wide)
+	return nil
 }
 
 // writeTotals sums up every resource that several nodes offer, and names it
@@ -75,8 +75,8 @@ func writeTotals(w io.Writer, nodes []Node) error {
 	return nil
 }
 
-// shared says how the resource shares devices: how its units are counted.
-func (n Node) shared() string {
+// Shared says how the resource shares devices: how its units are counted.
+func (n Node) Shared() string {
 	switch {
 	case n.Unit != "":
 		return "in " + unitName(n.Unit)
@@ -89,7 +89,7 @@ func (n Node) shared() string {
 }
 
 func writeNode(w io.Writer, n Node, wide bool) error {
-	if _, err := fmt.Fprintf(w, "NODE %s: %s, %s %s\n", n.Name, count(len(n.Devices), "card"), n.Resource, n.shared()); err != nil {
+	if _, err := fmt.Fprintf(w, "NODE %s: %s, %s %s\n", n.Name, count(len(n.Devices), "card"), n.Resource, n.Shared()); err != nil {
 		return err
 	}
 	g := &grid.Grid{Columns: []grid.Column{{Title: "CARD"}}}
@@ -232,7 +232,7 @@ func addPods(g *grid.Grid, pods []Pod, wide bool, device []string) {
 		if i == 0 {
 			copy(row, device)
 		}
-		row = append(row, p.Namespace+"/"+p.Name, holds(p))
+		row = append(row, p.Namespace+"/"+p.Name, p.Holds())
 		if wide {
 			confirmed := "no"
 			if p.Confirmed {
@@ -252,9 +252,9 @@ func place(d Device) string {
 	return d.Board + "/" + strconv.Itoa(d.Chip)
 }
 
-// holds says what a pod holds of a device: how many units, or that it has the
+// Holds says what a pod holds of a device: how many units, or that it has the
 // whole device, or which of its slices.
-func holds(p Pod) string {
+func (p Pod) Holds() string {
 	if len(p.IDs) == 0 {
 		if p.Cards > 1 {
 			return number(p.Used) + " of " + number(p.Of)
@@ -275,10 +275,10 @@ func holds(p Pod) string {
 // count in different units, so then it counts in GB.
 func total(nodes []Node) string {
 	var all, used, available, cards int64
-	unit, mixed, how := nodes[0].Unit, false, nodes[0].shared()
+	unit, mixed, how := nodes[0].Unit, false, nodes[0].Shared()
 	for _, n := range nodes {
 		mixed = mixed || n.Unit != unit
-		if n.shared() != how {
+		if n.Shared() != how {
 			how = "as whole devices or slices"
 		}
 		cards += int64(len(n.Devices))

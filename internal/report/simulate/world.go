@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"math/rand"
+	"slices"
 	"strconv"
 	"time"
 
@@ -29,6 +30,9 @@ type world struct {
 	// placed counts the pods that were placed: the UID of each is its number.
 	placed    int
 	allocated accel.Units
+
+	// only are the nodes for the next pod, nil for all.
+	only []string
 
 	verdicts []ledger.Verdict
 	requests map[place.Ask]*accel.Request
@@ -74,6 +78,13 @@ func (w *world) request(a *place.Ask) *accel.Request {
 // looked at once.
 func (w *world) choose(a *place.Ask) int {
 	r := w.request(a)
+	if w.only != nil {
+		at := w.best(r, w.only)
+		if at >= 0 {
+			at = slices.Index(w.names, w.only[at])
+		}
+		return at
+	}
 	if w.sample == nil {
 		return w.best(r, w.names)
 	}
@@ -121,6 +132,8 @@ type placement struct {
 	uid   string
 	at    int // the node's position
 	takes sums
+	// devices are those that it got; nil for a pod without.
+	devices []accel.DeviceID
 }
 
 // place puts a pod on the best node, false where it fits nowhere. Its error is
@@ -134,8 +147,12 @@ func (w *world) place(a *place.Ask) (placement, bool, error) {
 	p := placement{uid: strconv.Itoa(w.placed), at: best, takes: sumsOf(a)}
 	if a.Devices == 0 {
 		w.books.Charge(p.uid, w.names[best], a.CPU, a.Memory)
-	} else if _, _, err := w.books.Reserve(accel.PodRef{UID: p.uid}, time.Time{}, w.names[best], *w.request(a)); err != nil {
-		return placement{}, false, fmt.Errorf("place a pod that fits: %w", err)
+	} else {
+		grant, _, err := w.books.Reserve(accel.PodRef{UID: p.uid}, time.Time{}, w.names[best], *w.request(a))
+		if err != nil {
+			return placement{}, false, fmt.Errorf("place a pod that fits: %w", err)
+		}
+		p.devices = grant.Devices()
 	}
 	w.allocated += p.takes.units
 	if w.sample != nil {

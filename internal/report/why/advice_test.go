@@ -2,6 +2,7 @@ package why
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -167,6 +168,11 @@ func TestEnding(t *testing.T) {
 			end(b.on("b", "gcu-2", 2, 0), time.Hour)
 			b.on("c", "gcu-2", 12, 0)
 		}, true, 50 * time.Second, "gcu-1", "pods that are ending free enough"},
+		"of a controller, which may create it again": {func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			ownedBy(end(b.on("a", "gcu-1", 12, 0), time.Second), "StatefulSet", "a")
+		}, true, 31 * time.Second, "gcu-1",
+			"pods that are ending free enough, unless pods that their controllers create again get it first"},
 		"overdue": {func(b *builder) {
 			b.node("gcu-1", []accel.Units{16})
 			end(b.on("a", "gcu-1", 12, 0), -time.Hour)
@@ -209,7 +215,7 @@ func TestEnding(t *testing.T) {
 				noChangeOf(t, &e, ChangeWait)
 				return
 			}
-			if c := changeOf(t, &e, ChangeWait); c.Verified != tt.helps || c.Node != tt.node {
+			if c := changeOf(t, &e, ChangeWait); c.Verified != (tt.helps && !strings.Contains(tt.why, "again")) || c.Node != tt.node {
 				t.Errorf("%+v", c)
 			}
 		})
@@ -266,7 +272,7 @@ func TestFailedCreate(t *testing.T) {
 		b.Events = []v1.Event{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a"}, Reason: "FailedCreate", Message: "quota",
 			InvolvedObject: v1.ObjectReference{Kind: tt.kind, Name: tt.name}}}
 		o := &Owner{Kind: tt.owner, Namespace: "team-a", Name: "web", Wanted: 1}
-		if got := New(&b.Snapshot).failedCreate(o); len(got) > 0 != tt.about {
+		if got := b.Snapshot.failedCreate(o); len(got) > 0 != tt.about {
 			t.Errorf("%+v: %q", tt, got)
 		}
 	}
@@ -323,6 +329,127 @@ func TestEndPods(t *testing.T) {
 	}
 }
 
+// TestEndPodsWithoutDevices: pods that hold the CPU or the ports that the pod lacks may end for it,
+// those of the system may not.
+func TestEndPodsWithoutDevices(t *testing.T) {
+	cpu := func(p *v1.Pod, n string) *v1.Pod {
+		p.Spec.Containers[0].Resources.Requests[v1.ResourceCPU] = resource.MustParse(n)
+		return p
+	}
+	for name, tt := range map[string]struct {
+		make func(b *builder)
+		want string
+	}{
+		"the smallest that is enough is not the only one": {func(b *builder) {
+			cpu(b.on("web", "gcu-1", 0), "20")
+			cpu(b.on("db", "gcu-1", 0), "12")
+		}, "end team-a/db (12 cpu)"},
+		"of many": {func(b *builder) {
+			for i := range 14 {
+				cpu(b.on(fmt.Sprint("small-", i), "gcu-1", 0), "500m")
+			}
+			cpu(b.on("large", "gcu-1", 0), "25")
+		}, "end team-a/large (25 cpu)"},
+		"of many, with a device": {func(b *builder) {
+			for i := range 14 {
+				cpu(b.on(fmt.Sprint("small-", i), "gcu-1", 0), "500m")
+			}
+			cpu(b.on("large", "gcu-1", 0), "20")
+			cpu(b.on("holder", "gcu-1", 12, 0), "5")
+		}, "end team-a/holder (12 units)"},
+		"of the system": {func(b *builder) {
+			cpu(b.on("dns", "gcu-1", 0), "20").Namespace = "kube-system"
+			priority(cpu(b.on("critical", "gcu-1", 0), "12"), 2_000_000_000)
+		}, ""},
+		"a port": {func(b *builder) {
+			port := []v1.ContainerPort{{HostPort: 8080}}
+			b.on("web", "gcu-1", 0).Spec.Containers[0].Ports = port
+			b.on("other", "gcu-1", 0)
+			b.Snapshot.Pod("team-a", "train").Spec.Containers[0].Ports = port
+		}, "end team-a/web (1 cpu)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBuilder(t)
+			b.Pods = make([]v1.Pod, 0, 20)
+			b.node("gcu-1", []accel.Units{16})
+			b.waiting("train", 8, insufficient)
+			tt.make(b)
+			e := explainTrain(b, nil)
+			if tt.want == "" {
+				noChangeOf(t, &e, ChangeEnd)
+				return
+			}
+			if c := changeOf(t, &e, ChangeEnd); c.Text != tt.want || !c.Verified {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
+// TestNodesWithSeveralHindrances: where one change is not enough for any node, those that open one
+// together are found, in an order in which each can be carried out.
+func TestNodesWithSeveralHindrances(t *testing.T) {
+	taint := func(n *v1.Node, keys ...string) {
+		for _, key := range keys {
+			n.Spec.Taints = append(n.Spec.Taints, v1.Taint{Key: key, Value: "x", Effect: v1.TaintEffectNoSchedule})
+		}
+	}
+	const arch = "kubernetes.io/arch"
+	for name, tt := range map[string]struct {
+		make func(n *v1.Node, p *v1.Pod)
+		want []string
+	}{
+		"two taints": {func(n *v1.Node, _ *v1.Pod) { taint(n, "a", "b") },
+			[]string{"tolerate taint a=x:NoSchedule and b=x:NoSchedule"}},
+		"two taints, one of the system": {func(n *v1.Node, _ *v1.Pod) { taint(n, "a", "node-role.kubernetes.io/control-plane") }, nil},
+		"a taint of a cordoned node": {func(n *v1.Node, _ *v1.Pod) {
+			taint(n, "a", "b")
+			n.Spec.Unschedulable = true
+		}, []string{"remove taint b=x:NoSchedule of gcu-1, and remove taint a=x:NoSchedule of gcu-1, and uncordon gcu-1"}},
+		"a label that no person sets": {func(_ *v1.Node, p *v1.Pod) { p.Spec.NodeSelector = map[string]string{arch: "arm64", "zone": "b"} },
+			[]string{"drop kubernetes.io/arch and zone from the node selector"}},
+		"such a label, of a cordoned node": {func(n *v1.Node, p *v1.Pod) {
+			p.Spec.NodeSelector = map[string]string{arch: "arm64"}
+			n.Spec.Unschedulable = true
+		}, []string{"uncordon gcu-1, and drop kubernetes.io/arch from the node selector"}},
+		"an affinity, and a selector": {func(_ *v1.Node, p *v1.Pod) {
+			p.Spec.NodeSelector = map[string]string{arch: "arm64"}
+			zoned := []v1.NodeSelectorRequirement{{Key: "zone", Operator: v1.NodeSelectorOpExists}}
+			affinityOf(p).NodeAffinity = &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+				NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: zoned}}}}
+		}, []string{"drop kubernetes.io/arch from the node selector and the required node affinity"}},
+		"the affinity of a DaemonSet": {func(_ *v1.Node, p *v1.Pod) {
+			p.Spec.NodeSelector = map[string]string{arch: "arm64"}
+			ownedBy(p, "DaemonSet", "train")
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBuilder(t)
+			n := b.node("gcu-1", []accel.Units{16})
+			p := b.waiting("train", 8, insufficient)
+			tt.make(n, p)
+			e := explainTrain(b, nil)
+			var got []string
+			for _, c := range e.Changes {
+				if c.Kind == ChangeMoreNodes {
+					continue
+				}
+				got = append(got, c.Text)
+				after := carryOut(t, &b.Snapshot, &c)
+				if w := newWorld(after); len(w.unhindered(w.newAsk(after.Pod("team-a", "train")))) == 0 {
+					t.Errorf("%q does not open the node", c.Text)
+				}
+				if after, all := applyPatches(t, &b.Snapshot, &c); all && len(after.Nodes[0].Spec.Taints) > 0 && c.Kind == ChangeNode {
+					t.Errorf("%q: the patches leave %v", c.Text, after.Nodes[0].Spec.Taints)
+				}
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
 // TestPair: two changes together are found on whichever node they admit the pod.
 func TestPair(t *testing.T) {
 	for _, tt := range []struct {
@@ -345,6 +472,25 @@ func TestPair(t *testing.T) {
 		e := explainTrain(b, nil)
 		if len(e.Changes) == 0 || e.Changes[0].Text != tt.want {
 			t.Errorf("%+v, want %q", e.Changes, tt.want)
+		}
+	}
+}
+
+// TestPreemptionBySum: pods of lower priority are not preempted by kube-scheduler while the sum is enough.
+func TestPreemptionBySum(t *testing.T) {
+	for _, units := range []int64{8, 9} {
+		b := newBuilder(t)
+		b.Pods = make([]v1.Pod, 0, 3)
+		b.node("gcu-1", []accel.Units{16, 16})
+		b.on("a", "gcu-1", 12, 0)
+		b.on("b", "gcu-1", 12, 1)
+		priority(b.waiting("train", units, insufficient), 100)
+		e := explainTrain(b, nil)
+		says := slices.ContainsFunc(e.Notes, func(n string) bool {
+			return strings.Contains(n, "kube-scheduler does not preempt them where the sum")
+		})
+		if says != (units == 8) {
+			t.Errorf("%d units: notes %q", units, e.Notes)
 		}
 	}
 }

@@ -52,6 +52,57 @@ func carryOut(t *testing.T, s *Snapshot, c *Change) *Snapshot {
 	return s
 }
 
+// applyPatches applies the patches of a change to a copy of the cluster; false for one that
+// consists of more.
+func applyPatches(t *testing.T, s *Snapshot, c *Change) (*Snapshot, bool) {
+	t.Helper()
+	if len(c.Patch) == 0 || len(c.Patch) != len(c.Commands) {
+		return nil, false
+	}
+	s = cloneOf(s)
+	for _, one := range c.Patch {
+		kind, name, _ := strings.Cut(one.Object, "/")
+		switch kind {
+		case "node":
+			patched(t, &one, nodeNamed(s, name))
+		case "pod":
+			patched(t, &one, s.Pod(one.Namespace, name))
+		default:
+			t.Fatalf("the test does not know the object of %+v", one)
+		}
+	}
+	return s, true
+}
+
+// patched applies a patch to an object.
+func patched[T any](t *testing.T, p *Patch, of *T) {
+	t.Helper()
+	before, err := json.Marshal(of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var after []byte
+	switch p.Type {
+	case patchMerge:
+		after, err = jsonpatch.MergePatch(before, p.Patch)
+	case patchJSON:
+		var ops jsonpatch.Patch
+		if ops, err = jsonpatch.DecodePatch(p.Patch); err == nil {
+			after, err = ops.Apply(before)
+		}
+	default:
+		t.Fatalf("the test does not know the type of %+v", p)
+	}
+	var fresh T
+	if err == nil {
+		err = json.Unmarshal(after, &fresh)
+	}
+	if err != nil {
+		t.Fatalf("%+v: %v", p, err)
+	}
+	*of = fresh
+}
+
 func nodeNamed(s *Snapshot, name string) *v1.Node {
 	return &s.Nodes[slices.IndexFunc(s.Nodes, func(n v1.Node) bool { return n.Name == name })]
 }

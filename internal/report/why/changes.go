@@ -10,10 +10,10 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
@@ -23,22 +23,25 @@ const administrator = "administrator"
 
 // search looks for changes that admit one pod.
 type search struct {
-	x     *Explainer
-	a     *ask
-	nodes []judged
-	// open are the nodes that only the resource keeps the pod off, and shut those that one
-	// removable thing does besides.
-	open []*nodeView
-	shut []obstacle
-	// tolerable are those that one taint does, and the toleration of it.
+	snapshot *Snapshot
+	world    *world
+	a        *ask
+	nodes    []judged
+	// open are the nodes that only the resource keeps the pod off, shut those that one
+	// removable thing does besides, and barred those that several do.
+	open         []*nodeView
+	shut, barred []obstacle
+	// tolerable are those that only taints do, those with the fewest first.
 	tolerable []obstacle
 	remake    remake
 }
 
-// obstacle is a node that one change opens.
+// obstacle is a node that changes open, one for each hindrance. They are made where they are the
+// ones to show: of thousands of nodes, one is.
 type obstacle struct {
-	n      *nodeView
-	change Change
+	n    *nodeView
+	all  []hindrance
+	cost int
 }
 
 func nodesOf(all []obstacle) []*nodeView {
@@ -49,46 +52,78 @@ func nodesOf(all []obstacle) []*nodeView {
 	return out
 }
 
-// changeFor is the change that opens a node.
-func changeFor(all []obstacle, node string) Change {
-	return all[slices.IndexFunc(all, func(o obstacle) bool { return o.n.Name == node })].change
-}
-
-// admitted is the first change after which the pod fits on the node that it opens.
-func (s *search) admitted(all []obstacle) (Change, bool) {
-	n, ok := s.admits(s.a, nodesOf(all)) // of all at once: one node costs as much as all
-	if !ok {
-		return Change{}, false
-	}
-	return s.at(changeFor(all, n.Name), s.a, n, nil), true
-}
-
-// explainChanges adds the smallest change of each kind.
-func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, blocked bool) {
-	if blocked && !slices.ContainsFunc(e.Causes, func(c Cause) bool {
-		return slices.Contains([]Code{NotDivisible, AnnotationWrong, UnitMismatch, Misspelt}, c.Code)
-	}) {
-		return
-	}
-	if anyFits(nodes) {
-		return // nothing needs to change
-	}
-	s := &search{x: x, a: a, nodes: nodes, remake: x.snapshot.remake(a.pod)}
+// newSearch looks at what keeps the pod off each node.
+func newSearch(snapshot *Snapshot, w *world, a *ask, nodes []judged) *search {
+	s := &search{snapshot: snapshot, world: w, a: a, nodes: nodes, remake: snapshot.remake(a.pod)}
 	for i := range nodes {
 		j := &nodes[i]
-		switch {
-		case len(j.hindrances) == 0:
+		if len(j.hindrances) == 0 {
 			s.open = append(s.open, j.n)
-		case len(j.hindrances) == 1 && !slices.ContainsFunc(j.n.Spec.Taints, isHandled):
-			if c, ok := s.removal(j.n, &j.hindrances[0]); ok {
-				s.shut = append(s.shut, obstacle{j.n, c})
-			}
-			if t := j.hindrances[0].taint; t != nil && !isSystems(*t) {
-				s.tolerable = append(s.tolerable, obstacle{j.n, s.toleration(t)})
-			}
+			continue
+		}
+		if slices.ContainsFunc(j.n.Spec.Taints, isHandled) {
+			continue
+		}
+		o, ok := s.obstacle(j.n, j.hindrances)
+		switch {
+		case !ok:
+		case len(o.all) == 1:
+			s.shut = append(s.shut, o)
+		default:
+			s.barred = append(s.barred, o)
+		}
+		if !slices.ContainsFunc(j.hindrances, func(h hindrance) bool { return h.taint == nil || isSystems(*h.taint) }) {
+			s.tolerable = append(s.tolerable, obstacle{j.n, j.hindrances, len(j.hindrances)})
 		}
 	}
-	slices.SortStableFunc(s.shut, func(p, q obstacle) int { return p.change.Cost - q.change.Cost })
+	for _, list := range [][]obstacle{s.shut, s.barred, s.tolerable} {
+		slices.SortStableFunc(list, func(p, q obstacle) int { return p.cost - q.cost })
+	}
+	return s
+}
+
+// barrier is what the removal of one more hindrance costs: more than any single one.
+const barrier = 10
+
+// obstacle returns a node with hindrances that all are removable.
+func (s *search) obstacle(n *nodeView, all []hindrance) (o obstacle, ok bool) {
+	o = obstacle{n: n, all: all}
+	for i := range all {
+		cost, removable := s.removable(n, &all[i])
+		if !removable {
+			return o, false
+		}
+		o.cost += barrier + cost
+	}
+	return o, true
+}
+
+// opening is the change that opens a node of the list.
+func (s *search) opening(of []obstacle, node string) Change {
+	o := of[slices.IndexFunc(of, func(o obstacle) bool { return o.n.Name == node })]
+	c := s.removal(o.n, &o.all[len(o.all)-1])
+	for i := len(o.all) - 2; i >= 0; i-- { // the last taint first: the patch of one names its position
+		c = join(c, s.removal(o.n, &o.all[i]))
+	}
+	return c
+}
+
+// join is one change after another.
+func join(first, second Change) Change {
+	second.Text = first.Text + ", and " + second.Text
+	if first.Commands == nil || second.Commands == nil { // half of it would not help
+		first.Commands, second.Commands, first.Patch, second.Patch = nil, nil, nil, nil
+	}
+	second.Commands = append(slices.Clone(first.Commands), second.Commands...)
+	second.Patch = append(slices.Clone(first.Patch), second.Patch...)
+	if first.By != "" {
+		second.By = first.By
+	}
+	return second
+}
+
+// changes are the smallest of each kind.
+func (s *search) changes() []Change {
 	var found []Change
 	for _, one := range []func() (Change, bool){s.wait, s.node, s.annotation, s.request, s.endPods} {
 		if c, ok := one(); ok {
@@ -103,10 +138,25 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	if c, ok := s.moreNodes(); ok {
 		found = append(found, c)
 	}
+	return found
+}
+
+// explainChanges adds the smallest change of each kind.
+func (d *diagnosis) explainChanges(blocked bool) {
+	e, a := d.e, d.a
+	if blocked && !slices.ContainsFunc(e.Causes, func(c Cause) bool {
+		return slices.Contains([]Code{NotDivisible, PolicyUnknown, AnnotationWrong, UnitMismatch, Misspelt, SelectionMistake}, c.Code)
+	}) {
+		return
+	}
+	if anyFits(d.nodes) {
+		return // nothing needs to change
+	}
+	found := newSearch(d.snapshot, d.world, a, d.nodes).changes()
 	if slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == NoSuchResource && len(c.Nodes) == 0 }) {
 		found = nil // the pod needs something else, too
 	}
-	if name := a.pod.Spec.SchedulerName; x.othersPlace(e, a.pod) {
+	if name := a.pod.Spec.SchedulerName; d.othersPlace() {
 		for i := range found {
 			found[i].Verified = false
 		}
@@ -114,7 +164,7 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 			e.Notes = append(e.Notes, fmt.Sprintf("No change is verified, because the scheduler %q decides about the pod.", name))
 		}
 	}
-	why := x.world.unjudged(a.pod)
+	why := d.world.unjudged(a.pod)
 	for _, c := range e.Causes {
 		if quoted(c.Code) || c.Code == NodeNotLabelled && len(c.Nodes) == 0 { // which labels, the extender's options say
 			why = append(why, c.Detail)
@@ -132,75 +182,18 @@ func (x *Explainer) explainChanges(e *Explanation, a *ask, nodes []judged, block
 	e.Changes = append(e.Changes, found...)
 	if slices.ContainsFunc(found, func(c Change) bool { return c.Kind == ChangeEnd && len(c.Commands) > 0 }) {
 		e.Notes = append(e.Notes, "kubectl delete does not respect PodDisruptionBudgets.")
+		d.snapshot.noteSource(e, SourceBudgets)
 	}
 	if len(found) == 0 {
 		e.Notes = append(e.Notes, "No change of this pod alone helps.")
 	}
 }
 
-// admits returns the first of the nodes on which an ask fits, by its resource.
-func (s *search) admits(a *ask, nodes []*nodeView) (*nodeView, bool) {
-	if a.mistake != nil || len(a.several) > 0 {
-		return nil, false
-	}
-	about := a.resource()
-	names := make([]string, 0, len(nodes))
-	able := make([]*nodeView, 0, len(nodes))
-	for _, n := range nodes {
-		if about != "" && a.requests[about] > a.free(n, about) {
-			continue
-		}
-		if a.shared.Resource != "" {
-			in := n.inventory(a.shared.Resource)
-			if in == nil || a.shared.Devices > 1 && !in.Several {
-				continue
-			}
-		}
-		able, names = append(able, n), append(names, n.Name)
-	}
-	if len(able) == 0 {
-		return nil, false
-	}
-	if a.shared.Resource == "" {
-		return able[0], true
-	}
-	verdicts := make([]ledger.Verdict, len(names))
-	s.x.world.ledger.Fits(a.shared, names, verdicts)
-	for i, v := range verdicts {
-		if v.Code == accel.Fits {
-			return able[i], true
-		}
-	}
-	return nil, false
-}
-
-// at fills in where a change puts the pod.
-func (s *search) at(c Change, a *ask, n *nodeView, gone func(*heldUnits) bool) Change {
-	c.Node, c.Verified = n.Name, !c.unsure
-	if a.shared.Resource == "" {
-		return c
-	}
-	ref := accel.PodRef{UID: string(a.pod.UID), Namespace: a.pod.Namespace, Name: a.pod.Name}
-	if ref.UID == "" {
-		ref.UID = "waiting"
-	}
-	g, _, err := s.x.world.copyOf([]string{n.Name}, gone, true).Reserve(ref, time.Time{}, n.Name, a.shared)
-	if err != nil {
-		c.Verified = false // the core has the last word
-		return c
-	}
-	c.Devices = []string{accel.IndexText(g.Index)}
-	for _, d := range g.More {
-		c.Devices = append(c.Devices, accel.IndexText(d.Index))
-	}
-	return c
-}
-
 // slack is how long after the end of its grace period a pod may take to be gone.
 const slack = 30 * time.Second
 
 // wait is kind 0: pods that are ending free enough. Where only those do that should be gone
-// already, the change is not verified.
+// already, or a controller may create them again, the change is not verified.
 func (s *search) wait() (Change, bool) {
 	var late *Change
 	for i := range s.nodes {
@@ -208,13 +201,13 @@ func (s *search) wait() (Change, bool) {
 		if !s.nodes[i].movable() {
 			continue
 		}
-		c := Change{Kind: ChangeWait, until: s.x.snapshot.Taken}
+		c := Change{Kind: ChangeWait, until: s.snapshot.Taken}
 		gone, overdue := map[types.UID]bool{}, map[types.UID]bool{}
 		for _, p := range n.pods {
 			at := p.DeletionTimestamp
 			switch {
 			case at == nil:
-			case at.Add(slack).Before(s.x.snapshot.Taken):
+			case at.Add(slack).Before(s.snapshot.Taken):
 				overdue[p.UID] = true
 				since := at.Time
 				if grace := p.DeletionGracePeriodSeconds; grace != nil {
@@ -230,19 +223,22 @@ func (s *search) wait() (Change, bool) {
 			}
 		}
 		c.until = c.until.Add(slack)
-		known := endingOn(s.x.world, n.Name, s.a.shared.Resource) // also those that their node alone knows
+		known := endingOn(s.world, n.Name, s.a.shared.Resource) // also those that their node alone knows
 		if len(gone) == 0 && len(known) == 0 && len(overdue) == 0 {
 			continue
 		}
 		ends := func(h *heldUnits) bool { return isEnding(h) && !overdue[types.UID(h.Pod.UID)] }
-		if s.fitsWithout(n, s.a, gone, ends) {
+		if s.world.fitsWithout(n, s.a, gone, ends) {
 			c.stuck, c.Text = "", waitText(n, gone, known)
-			return s.at(c, s.a, n, ends), true
+			c.unsure = slices.ContainsFunc(n.pods, func(p placedPod) bool {
+				return gone[p.UID] && metav1.GetControllerOfNoCopy(p.Pod) != nil
+			})
+			return s.world.placed(c, s.a, n, ends), true
 		}
 		maps.Copy(gone, overdue)
-		if late == nil && len(overdue) > 0 && s.fitsWithout(n, s.a, gone, isEnding) {
+		if late == nil && len(overdue) > 0 && s.world.fitsWithout(n, s.a, gone, isEnding) {
 			c.Text = waitText(n, gone, known)
-			c = s.at(c, s.a, n, isEnding)
+			c = s.world.placed(c, s.a, n, isEnding)
 			c.Verified = false
 			late = &c
 		}
@@ -275,60 +271,51 @@ func podsText(pods []placedPod, chosen map[types.UID]bool) []string {
 	return out
 }
 
-// fitsWithout reports whether an ask fits on a node without some pods: by all filters, and
-// by the core on a copy.
-func (s *search) fitsWithout(n *nodeView, a *ask, gone map[types.UID]bool, held func(*heldUnits) bool) bool {
-	rest := n.without(gone)
-	if a.mistake != nil || len(a.several) > 0 || len(a.hindrances(rest)) > 0 {
-		return false
+// removable reports whether a change of the node takes a hindrance away. The cost orders
+// such changes.
+func (s *search) removable(n *nodeView, h *hindrance) (cost int, ok bool) {
+	switch h.code {
+	case Cordoned:
+		return 0, true
+	case Selector:
+		missing := missingLabels(s.a.pod, n.Node)
+		for k := range missing {
+			if _, has := n.Labels[k]; has || !keyed(k) || !mayLabel(k) {
+				return 0, false
+			}
+		}
+		return 1, len(missing) > 0 && s.a.pod.Spec.NodeName == ""
+	case Taint:
+		return 2, !isSystems(*h.taint)
 	}
-	if about := a.resource(); about != "" && a.requests[about] > a.free(rest, about) {
-		return false
-	}
-	if a.shared.Resource == "" {
-		return true
-	}
-	in := n.inventory(a.shared.Resource)
-	if in == nil || a.shared.Devices > 1 && !in.Several {
-		return false
-	}
-	return fits(s.x.world.copyOf([]string{n.Name}, held, true), a.shared, n.Name).Code == accel.Fits
+	return 0, false
 }
 
-// removal is the change of a node that takes a hindrance away. Its Cost orders such changes.
-func (s *search) removal(n *nodeView, h *hindrance) (Change, bool) {
+// removal is the change of a node that takes a hindrance away which is removable.
+func (s *search) removal(n *nodeView, h *hindrance) Change {
 	c := Change{Kind: ChangeNode, By: administrator, Node: n.Name}
 	switch h.code {
 	case Cordoned:
 		c.Text, c.Commands = "uncordon "+n.Name, ofNode(n.Name, "uncordon", n.Name)
+		c.patches("node", "", n.Name, patchMerge, nested(nil, "spec", "unschedulable"))
 	case Selector:
 		missing := missingLabels(s.a.pod, n.Node)
-		if len(missing) == 0 || s.a.pod.Spec.NodeName != "" {
-			return Change{}, false
-		}
-		c.Cost = 1
 		var pairs []string
 		for _, k := range slices.Sorted(maps.Keys(missing)) {
-			if _, has := n.Labels[k]; has || !keyed(k) || !mayLabel(k) {
-				return Change{}, false
-			}
 			pairs = append(pairs, k+"="+missing[k])
 		}
 		c.Text = "label " + n.Name + " " + strings.Join(pairs, ",")
 		c.Commands = ofNode(n.Name, append([]string{"label", "node", n.Name}, pairs...)...)
-	case Taint:
-		if isSystems(*h.taint) {
-			return Change{}, false
-		}
-		c.Cost = 2
+		c.patches("node", "", n.Name, patchMerge, nested(missing, "metadata", "labels"))
+	default:
 		c.Text = "remove taint " + taintText(h.taint) + " of " + n.Name
 		if keyed(h.taint.Key) {
 			c.Commands = ofNode(n.Name, "taint", "node", n.Name, taintText(h.taint)+"-")
+			path := fmt.Sprintf("/spec/taints/%d", slices.IndexFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.MatchTaint(h.taint) }))
+			c.patches("node", "", n.Name, patchJSON, []operation{{Op: "test", Path: path, Value: h.taint}, {Op: "remove", Path: path}})
 		}
-	default:
-		return Change{}, false
 	}
-	return c, true
+	return c
 }
 
 // mayLabel reports whether a label of a node is a person's to set, by its key. Those that
@@ -350,8 +337,8 @@ func mayLabel(key string) bool {
 
 // node is kind 1.
 func (s *search) node() (Change, bool) {
-	if c, ok := s.admitted(s.shut); ok {
-		return c, true
+	if n, ok := s.world.admits(s.a, nodesOf(s.shut)); ok { // of all at once: one node costs as much as all
+		return s.world.placed(s.opening(s.shut, n.Name), s.a, n, nil), true
 	}
 	for i := range s.nodes {
 		j := &s.nodes[i]
@@ -364,10 +351,12 @@ func (s *search) node() (Change, bool) {
 			c.Text = "label " + j.n.Name + " as a node with devices"
 			if _, has := j.n.Labels[v.NodeLabel]; !has { // with another value, a person decided so
 				c.Commands = ofNode(j.n.Name, "label", "node", j.n.Name, v.NodeLabel+"=true")
+				c.patches("node", "", j.n.Name, patchMerge, nested("true", "metadata", "labels", v.NodeLabel))
 			}
 		case j.code == Disabled:
 			c.Text, c.Commands = "enable Divvy on "+j.n.Name, ofNode(j.n.Name, "label", "node", j.n.Name, labelEnabled+"-")
-		case slices.Contains([]Code{DaemonMissing, NotRegistered, InventoryBroken, OldRelease}, j.code):
+			c.patches("node", "", j.n.Name, patchMerge, nested(nil, "metadata", "labels", labelEnabled))
+		case slices.Contains([]Code{DaemonMissing, NotRegistered, InventoryBroken, OldRelease, DriverMissing, ListTooLong}, j.code):
 			c.Text, c.Commands = "examine divvy-node on "+j.n.Name, []string{kubectl("divvy", "doctor")}
 		default:
 			continue
@@ -384,14 +373,19 @@ type variant struct {
 	nodes  []*nodeView // that nothing but the resource keeps it off
 }
 
-// annotation is kind 2: other annotations, else one more toleration.
+// annotation is kind 2: other annotations, else more tolerations.
 func (s *search) annotation() (Change, bool) {
 	for v := range s.annotationVariants(s.a, s.open) {
-		if n, ok := s.admits(v.a, v.nodes); ok {
-			return s.at(v.change, v.a, n, nil), true
+		if n, ok := s.world.admits(v.a, v.nodes); ok {
+			return s.world.placed(v.change, v.a, n, nil), true
 		}
 	}
-	return s.admitted(s.tolerable)
+	n, ok := s.world.admits(s.a, nodesOf(s.tolerable))
+	if !ok {
+		return Change{}, false
+	}
+	i := slices.IndexFunc(s.tolerable, func(o obstacle) bool { return o.n == n })
+	return s.world.placed(s.toleration(s.tolerable[i].all), s.a, n, nil), true
 }
 
 // annotationVariants yields the pod with other annotations, which can be changed while it
@@ -407,24 +401,30 @@ func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(v
 			}
 			command := []string{"annotate", "pod", "-n", p.Namespace, p.Name}
 			overwrite := false
+			values := map[string]any{}
 			for _, key := range slices.Sorted(maps.Keys(set)) {
 				if set[key] == "" {
 					delete(changed.Annotations, key)
-					command = append(command, key+"-")
+					command, values[key] = append(command, key+"-"), nil
 					continue
 				}
 				_, has := p.Annotations[key]
 				overwrite = overwrite || has
-				changed.Annotations[key] = set[key]
+				changed.Annotations[key], values[key] = set[key], set[key]
 				command = append(command, key+"="+set[key])
 			}
 			if overwrite {
 				command = append(command, "--overwrite")
 			}
 			c.Commands = ofPod(p, command...)
-			return variant{s.x.world.newAsk(changed), c, nodes}
+			c.patches(kindPod, p.Namespace, p.Name, patchMerge, nested(values, "metadata", "annotations"))
+			return variant{s.world.newAsk(changed), c, nodes}
 		}
 		if r := a.shared; r.Resource != "" && len(a.several) == 0 {
+			if set := s.world.corrected(a); len(set) > 0 && !yield(annotate("correct "+strings.Join(slices.Sorted(maps.Keys(set)), ", "),
+				set)) {
+				return
+			}
 			for k := 1; k <= wire.MaxDevices; k++ {
 				if k == max(r.Devices, 1) && a.mistake == nil {
 					continue
@@ -462,17 +462,26 @@ func (s *search) annotationVariants(a *ask, nodes []*nodeView) func(yield func(v
 	}
 }
 
-// toleration is the change of the pod that tolerates a taint. It is about nodes that nothing
+// toleration is the change of the pod that tolerates taints. It is about nodes that nothing
 // else keeps the pod off: it matches no other taint.
-func (s *search) toleration(t *v1.Taint) Change {
+func (s *search) toleration(taints []hindrance) Change {
 	p := s.a.pod
-	add := v1.Toleration{Key: t.Key, Operator: v1.TolerationOpEqual, Value: t.Value, Effect: t.Effect}
-	op := jsonPatch("add", "/spec/tolerations/-", add)
-	if len(p.Spec.Tolerations) == 0 {
-		op = jsonPatch("add", "/spec/tolerations", []v1.Toleration{add})
+	var add []v1.Toleration
+	var ops []operation
+	var names []string
+	for i := range taints {
+		t := taints[i].taint
+		one := v1.Toleration{Key: t.Key, Operator: v1.TolerationOpEqual, Value: t.Value, Effect: t.Effect}
+		add, names = append(add, one), append(names, taintText(t))
+		ops = append(ops, operation{Op: "add", Path: "/spec/tolerations/-", Value: one})
 	}
-	return Change{Kind: ChangeAnnotation, Text: "tolerate taint " + taintText(t),
-		Commands: ofPod(p, "patch", "pod", "-n", p.Namespace, p.Name, "--type=json", "-p", "["+op+"]")}
+	if len(p.Spec.Tolerations) == 0 {
+		ops = []operation{{Op: "add", Path: "/spec/tolerations", Value: add}}
+	}
+	c := Change{Kind: ChangeAnnotation, Text: "tolerate taint " + strings.Join(names, " and "),
+		Commands: ofPod(p, "patch", "pod", "-n", p.Namespace, p.Name, "--type=json", "-p", textOf(ops))}
+	c.patches(kindPod, p.Namespace, p.Name, patchJSON, ops)
+	return c
 }
 
 // selectionDrops are the ways to select devices less narrowly, those that drop the fewest

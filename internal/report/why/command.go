@@ -7,13 +7,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
 // kubectl is a command line for a shell, with every argument quoted that needs it.
 func kubectl(args ...string) string {
 	quoted := make([]string, len(args))
 	for i, arg := range args {
-		quoted[i] = quoteShell(arg)
+		quoted[i] = pool.Quote(arg)
 	}
 	return "kubectl " + strings.Join(quoted, " ")
 }
@@ -58,35 +60,43 @@ func ofNode(node string, command ...string) []string {
 
 // controllerOf returns the kind and name of a pod's controller as kubectl takes them; "" for
 // none. The ReplicaSets of a Deployment are named after it and the hash of the pod's template.
-// A kind that is not Kubernetes' own has its group: "statefulset.apps.kruise.io".
 func controllerOf(p *v1.Pod) (kind, name string) {
 	o := metav1.GetControllerOfNoCopy(p)
 	if o == nil {
 		return "", ""
 	}
+	kind = refKind(o)
+	if hash := p.Labels["pod-template-hash"]; kind == kindReplicaSet && hash != "" && strings.HasSuffix(o.Name, "-"+hash) {
+		return kindDeployment, strings.TrimSuffix(o.Name, "-"+hash)
+	}
+	return kind, o.Name
+}
+
+// refKind is the kind of a reference as kubectl takes it. One that is not Kubernetes' own has
+// its group: "statefulset.apps.kruise.io".
+func refKind(o *metav1.OwnerReference) string {
 	kind, group := strings.ToLower(o.Kind), ""
 	if gv, err := schema.ParseGroupVersion(o.APIVersion); err == nil {
 		group = gv.Group
 	}
 	if own, known := ownGroups[kind]; group == "" && !known || known && group == own {
-		if hash := p.Labels["pod-template-hash"]; kind == kindReplicaSet && hash != "" && strings.HasSuffix(o.Name, "-"+hash) {
-			return kindDeployment, strings.TrimSuffix(o.Name, "-"+hash)
-		}
-		return kind, o.Name
+		return kind
 	}
-	return kind + "." + group, o.Name
+	return kind + "." + group
 }
 
 const (
+	kindPod         = "pod"
 	kindDeployment  = "deployment"
 	kindReplicaSet  = "replicaset"
 	kindStatefulSet = "statefulset"
+	kindDaemonSet   = "daemonset"
 	kindJob         = "job"
 )
 
 // ownGroups are the groups of Kubernetes' own controllers.
 var ownGroups = map[string]string{
-	kindDeployment: "apps", kindReplicaSet: "apps", kindStatefulSet: "apps", "daemonset": "apps", kindJob: "batch",
+	kindDeployment: "apps", kindReplicaSet: "apps", kindStatefulSet: "apps", kindDaemonSet: "apps", kindJob: "batch",
 }
 
 // ownerText names the controller as kubectl takes it; "" for none.

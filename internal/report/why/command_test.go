@@ -2,13 +2,17 @@ package why
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"mvdan.cc/sh/v3/shell"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -178,6 +182,44 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
+// TestHeldBack: a change of a template that its controller does not roll out says so, and is not
+// verified.
+func TestHeldBack(t *testing.T) {
+	partition := func(n int32) *appsv1.StatefulSet {
+		return &appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{UpdateStrategy: appsv1.StatefulSetUpdateStrategy{
+			RollingUpdate: &appsv1.RollingUpdateStatefulSetStrategy{Partition: &n}}}}
+	}
+	for name, tt := range map[string]struct {
+		kind string
+		obj  runtime.Object
+		err  error
+		want string
+	}{
+		"rolled out":         {"Deployment", &appsv1.Deployment{}, nil, ""},
+		"paused":             {"Deployment", &appsv1.Deployment{Spec: appsv1.DeploymentSpec{Paused: true}}, nil, "is paused"},
+		"not known":          {"Deployment", nil, nil, ""},
+		"may not be read":    {"Deployment", nil, errors.New("forbidden"), "is not known: forbidden"},
+		"no partition":       {"StatefulSet", partition(0), nil, ""},
+		"a partition":        {"StatefulSet", partition(3), nil, "only to pods from number 3 on"},
+		"no rolling update":  {"StatefulSet", &appsv1.StatefulSet{}, nil, ""},
+		"without a template": {"Job", nil, errors.New("not asked for"), ""},
+	} {
+		b := newBuilder(t)
+		b.node("gcu-1", []accel.Units{16})
+		p := b.waiting("train", 20, insufficient)
+		ownedBy(p, tt.kind, "train-5d")
+		if tt.kind == "Deployment" {
+			p.OwnerReferences[0].Kind, p.Labels = "ReplicaSet", map[string]string{"pod-template-hash": "5d"}
+		}
+		b.Controller = func(string, string, string) (runtime.Object, error) { return tt.obj, tt.err }
+		e := explainTrain(b, nil)
+		c := changeOf(t, &e, ChangeRequest)
+		if c.Verified != (tt.want == "") || !strings.Contains(c.Text, tt.want) {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
+
 // TestLabels: a label is offered where the node has none of its key and a person may set it.
 func TestLabels(t *testing.T) {
 	for _, tt := range []struct {
@@ -265,7 +307,7 @@ func TestTaintsThatStay(t *testing.T) {
 
 // TestMarkup: names and messages of others cannot control a terminal.
 func TestMarkup(t *testing.T) {
-	const markup = "\x1b[2J\x07\u009b\u202e\n"
+	const markup = "\x1b[2J\x07\u009b\u202e\u2028\U000e0001\n"
 	yes := true
 	for _, running := range []bool{false, true} {
 		b := newBuilder(t)
@@ -288,6 +330,18 @@ func TestMarkup(t *testing.T) {
 			}
 			if err := PrintLines(&out, []Explanation{e}); err != nil {
 				t.Fatal(err)
+			}
+			var doc bytes.Buffer
+			if err := PrintJSON(&doc, []Explanation{e}, false); err != nil {
+				t.Fatal(err)
+			}
+			if strings.ContainsAny(doc.String(), "\x1b\x07\u009b\u202e\u2028") {
+				t.Errorf("JSON %q", &doc)
+			}
+			var again Explanation
+			if err := json.Unmarshal(doc.Bytes(), &again); err != nil || again.Pod != e.Pod ||
+				again.Causes[0].Detail != e.Causes[0].Detail {
+				t.Errorf("%v, %+v, want %+v", err, again, e)
 			}
 			if strings.ContainsAny(out.String(), "\x1b\x07\u009b\u202e") || strings.Contains(out.String(), "\nline") {
 				t.Errorf("%q", &out)

@@ -9,6 +9,10 @@
 // from kube-scheduler's message, and a change of a pod that has any of them is never
 // called verified.
 //
+// Explainer is the entrance. A pod that has, or had, a node is explained by bound, one without
+// a node by diagnosis: it asks the nodes by a judge, and a search looks for changes that admit
+// the pod.
+//
 // Explainer.Admit and Explainer.Empty plan moves of pods: a layout is a copy of the cluster in
 // which pods end and are placed, a mover searches on it, and replayed carries out what was
 // found on a fresh one, from which the plan is written.

@@ -9,7 +9,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
 // APIVersion and Kind are those of an Explanation.
@@ -25,10 +24,17 @@ const unseenAfter = time.Minute
 type Explainer struct {
 	snapshot *Snapshot
 	world    *world
+	// explained has the explanations of pods without a node by what is the same for others
+	// like them.
+	explained map[string]*Explanation
 }
 
 // New reads the snapshot.
-func New(s *Snapshot) *Explainer { return &Explainer{s, newWorld(s)} }
+func New(s *Snapshot) *Explainer { return &Explainer{s, newWorld(s), map[string]*Explanation{}} }
+
+// Forget lets the next explanation of each pod be found again, after what the snapshot asks, such as
+// MayDelete, has changed.
+func (x *Explainer) Forget() { clear(x.explained) }
 
 // Owner explains the oldest pod of a controller that waits, else its oldest one, or why
 // it has none. A pod that has ended is explained, the newest, if there is no other.
@@ -46,9 +52,14 @@ func (x *Explainer) Owner(o *Owner) Explanation {
 			return x.Pod(p)
 		}
 	}
-	e := x.explanation(Object{Namespace: o.Namespace})
+	e := newExplanation(x.snapshot, Object{Namespace: o.Namespace})
 	e.Owner = o.String()
 	if o.Suspended {
+		if x.snapshot.Queues.explainWorkload(&e, x.snapshot.workloadOf(o.Namespace, o.Kind, o.Name)) {
+			e.cost()
+			return e
+		}
+		x.snapshot.noteSource(&e, SourceWorkloads)
 		e.State = StateGated
 		e.Causes = []Cause{{Code: Suspended, Object: o.String(), Detail: "the Job is suspended", Evidence: []string{"spec.suspend: true"}}}
 		e.Waiting.Why = "the pods are made once spec.suspend is false"
@@ -56,13 +67,14 @@ func (x *Explainer) Owner(o *Owner) Explanation {
 		if named(o.Namespace, o.Name) {
 			resume.Commands = []string{kubectl("patch", kindJob, "-n", o.Namespace, o.Name, "--type=merge", "-p",
 				`{"spec":{"suspend":false}}`)}
+			resume.patches(kindJob, o.Namespace, o.Name, patchMerge, nested(false, "spec", "suspend"))
 		}
 		e.Changes = []Change{resume}
 		e.Notes = append(e.Notes, "A queue such as Kueue suspends Jobs until they are admitted, and resumes them itself.")
 		e.cost()
 		return e
 	}
-	if events := x.failedCreate(o); len(live) < int(o.Wanted) &&
+	if events := x.snapshot.failedCreate(o); len(live) < int(o.Wanted) &&
 		(len(live)+len(over) == 0 || len(events) > 0 || o.Problem != "") {
 		return notCreated(e, o, len(live), events)
 	}
@@ -86,23 +98,19 @@ func notCreated(e Explanation, o *Owner, have int, events []string) Explanation 
 	c := Cause{Code: NotCreated, Object: o.String(), Evidence: events,
 		Detail: fmt.Sprintf("%d of %s exist", have, count(int(o.Wanted), "pod"))}
 	if len(events) > 0 {
+		c.Code = codeOfDenial(events[0])
 		c.Detail += ": " + strings.TrimSuffix(events[0], ".")
+		if short := shortOf(events[0]); short != "" {
+			c.Detail += "; needed: " + short
+		}
+		if allow, ok := allowPool(o.Namespace, events[0]); ok {
+			e.Changes = append(e.Changes, allow)
+		}
 	}
 	e.Causes = []Cause{c}
 	e.Waiting.Why = "the controller tries again, with the same answer until what rejects the pod changes"
+	e.cost()
 	return e
-}
-
-// failedCreate are the messages of events that say why pods of an owner were not made.
-func (x *Explainer) failedCreate(o *Owner) []string {
-	var out []string
-	for i := range x.snapshot.Events {
-		e := &x.snapshot.Events[i]
-		if e.Namespace == o.Namespace && e.Reason == "FailedCreate" && o.makes(&e.InvolvedObject) && !slices.Contains(out, e.Message) {
-			out = append(out, e.Message)
-		}
-	}
-	return out
 }
 
 // hashLetters are those of the hashes in names of ReplicaSets.
@@ -119,25 +127,26 @@ func (o *Owner) makes(obj *v1.ObjectReference) bool {
 	return kind == kindReplicaSet && ok && hash != "" && strings.Trim(hash, hashLetters) == ""
 }
 
-func (x *Explainer) explanation(pod Object) Explanation {
-	e := Explanation{APIVersion: APIVersion, Kind: Kind, Pod: pod, Taken: x.snapshot.Taken, Causes: []Cause{}, Changes: []Change{}}
-	for _, f := range x.snapshot.Failed {
-		e.Notes = append(e.Notes, fmt.Sprintf("The %s could not be read, so the answer may be incomplete: %s.", f.Source,
-			strings.TrimSuffix(f.Reason, ".")))
+// newExplanation is about a pod, or none yet.
+func newExplanation(s *Snapshot, pod Object) Explanation {
+	e := Explanation{APIVersion: APIVersion, Kind: Kind, Pod: pod, Taken: s.Taken, Causes: []Cause{}, Changes: []Change{}}
+	for _, source := range []string{SourceNodes, SourcePods, SourceEvents} {
+		s.noteSource(&e, source)
 	}
 	return e
 }
 
 // Pod explains a pod.
 func (x *Explainer) Pod(p *v1.Pod) Explanation {
-	e := x.explanation(Object{p.Namespace, p.Name})
+	e := newExplanation(x.snapshot, Object{p.Namespace, p.Name})
 	e.Owner = ownerText(p)
 	e.Since = p.CreationTimestamp.Time
 	a := x.world.newAsk(p)
 	e.Request = x.request(a)
+	b := &bound{x.snapshot, x.world, a, &e}
 	switch {
 	case p.Status.Phase == v1.PodFailed:
-		x.explainFailed(&e, p)
+		b.explainFailed()
 	case p.Status.Phase == v1.PodSucceeded:
 		e.State = StateRuns
 		e.Notes = append(e.Notes, "The pod has completed.")
@@ -152,9 +161,16 @@ func (x *Explainer) Pod(p *v1.Pod) Explanation {
 		if p.Status.StartTime != nil {
 			e.Since = p.Status.StartTime.Time
 		}
+		b.explainLost()
 	case p.Spec.NodeName != "":
-		x.explainStarting(&e, p)
+		b.explainStarting()
 	case len(p.Spec.SchedulingGates) > 0:
+		if p.Spec.SchedulingGates[0].Name == gateKueue {
+			if x.snapshot.Queues.explainWorkload(&e, x.snapshot.workloadOfPod(p)) {
+				break
+			}
+			x.snapshot.noteSource(&e, SourceWorkloads)
+		}
 		e.State = StateGated
 		c := Cause{Code: Gated, Object: podText(p)}
 		for _, g := range p.Spec.SchedulingGates {
@@ -165,7 +181,7 @@ func (x *Explainer) Pod(p *v1.Pod) Explanation {
 		e.Causes = []Cause{c}
 		e.Waiting.Why = "the pod waits for the controller that set the gate"
 	default:
-		x.explainWaiting(&e, a)
+		x.explainAlike(&e, a)
 	}
 	e.cost()
 	for i := range e.Changes {
@@ -204,87 +220,7 @@ func (x *Explainer) request(a *ask) *Request {
 	return r
 }
 
-// unitOf is the size of one unit of a resource, "" where nodes differ or none offers it.
-func (w *world) unitOf(r accel.Resource) string {
-	unit := ""
-	for _, n := range w.nodes {
-		in := n.inventory(r)
-		switch {
-		case in == nil:
-		case unit != "" && unit != in.Unit:
-			return ""
-		default:
-			unit = in.Unit
-		}
-	}
-	return unit
-}
-
 func podText(p *v1.Pod) string { return "Pod " + p.Namespace + "/" + p.Name }
-
-// explainFailed explains a pod that has failed.
-func (x *Explainer) explainFailed(e *Explanation, p *v1.Pod) {
-	e.State = StateFailed
-	c := Cause{Code: Unknown, Object: podText(p), Detail: "the pod failed", Evidence: evidence(p.Status.Reason, p.Status.Message)}
-	switch reason := p.Status.Reason; {
-	case reason == "TopologyAffinityError":
-		c.Code = Topology
-		c.Detail = fmt.Sprintf("kubelet on node %s rejected the pod, because its topology manager found no aligned resources",
-			p.Spec.NodeName)
-	case reason == "UnexpectedAdmissionError" || strings.HasPrefix(reason, "OutOf"):
-		c.Code = RejectedByKubelet
-		c.Detail = fmt.Sprintf("kubelet on node %s rejected the pod (%s)", p.Spec.NodeName, reason)
-	}
-	if p.Spec.NodeName != "" {
-		c.Nodes = []string{p.Spec.NodeName}
-	}
-	e.Causes = []Cause{c}
-	e.Waiting.Why = "a pod that failed does not start again"
-	if c.Code == Unknown {
-		return
-	}
-	if e.Owner != "" {
-		e.Waiting.Why += "; " + e.Owner + " recreates it"
-		return
-	}
-	ops := []string{jsonPatch("remove", "/spec/nodeName", nil)}
-	for _, key := range []string{wire.GrantAnnotation, wire.HeldAnnotation} {
-		if _, has := p.Annotations[key]; has {
-			ops = append(ops, jsonPatch("remove", "/metadata/annotations/"+pointer(key), nil))
-		}
-	}
-	r := remake{pod: p}
-	e.Changes = []Change{{Kind: ChangeRequest, Text: "delete the pod, then create it again", Commands: r.replace(ops)}}
-}
-
-// explainStarting explains a pod on its node that has not started.
-func (x *Explainer) explainStarting(e *Explanation, p *v1.Pod) {
-	e.State = StateStarting
-	c := Cause{Code: StartingUp, Object: podText(p), Nodes: []string{p.Spec.NodeName},
-		Detail: "it is on node " + p.Spec.NodeName + ", where kubelet starts it"}
-	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		if w := s.State.Waiting; w != nil && w.Reason != "PodInitializing" {
-			c.Detail = fmt.Sprintf("it is on node %s, where container %s does not run yet: %s", p.Spec.NodeName, s.Name, w.Reason)
-			c.Evidence = evidence(w.Reason, w.Message)
-			break
-		}
-	}
-	for i := range x.snapshot.Events {
-		if ev := &x.snapshot.Events[i]; ev.Type == v1.EventTypeWarning && isAbout(ev, p) {
-			c.Evidence = append(c.Evidence, "event "+ev.Reason+": "+ev.Message)
-		}
-	}
-	e.Causes = []Cause{c}
-	e.Waiting = Waiting{Helps: len(c.Evidence) == 0, Why: "the pod has its node; what kubelet reports must be fixed"}
-	if e.Waiting.Helps {
-		e.Waiting.Why = "kubelet is starting the pod"
-	}
-}
-
-func isAbout(e *v1.Event, p *v1.Pod) bool {
-	o := &e.InvolvedObject
-	return e.Namespace == p.Namespace && o.Kind == "Pod" && o.Name == p.Name && (o.UID == "" || o.UID == p.UID)
-}
 
 func evidence(texts ...string) []string {
 	var out []string

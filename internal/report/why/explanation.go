@@ -34,6 +34,7 @@ const (
 	InsufficientCapacity Code = "insufficientCapacity"
 	LargerThanDevice     Code = "largerThanDevice"
 	TooFewDevices        Code = "tooFewDevices"
+	BelowContext         Code = "belowContext"
 	NotDivisible         Code = "notDivisible"
 	SelectionEmpty       Code = "selectionEmpty"
 	IsolationNotStated   Code = "isolationNotStated"
@@ -62,6 +63,25 @@ const (
 	Topology             Code = "topology"
 	StartingUp           Code = "startingUp"
 	Unknown              Code = "unknown"
+	PoolRejected         Code = "poolRejected"
+	PoolQuota            Code = "poolQuota"
+	SecretMissing        Code = "secretMissing"
+	VersionUnknown       Code = "versionUnknown"
+	ForeignBound         Code = "foreignBound"
+	GrantInvalid         Code = "grantInvalid"
+	SchedulerNotWired    Code = "schedulerNotWired"
+	KeyMissing           Code = "keyMissing"
+	DeviceLost           Code = "deviceLost"
+	Budget               Code = "budget"
+	StartupTaint         Code = "startupTaint"
+	PolicyUnknown        Code = "policyUnknown"
+	SelectionMistake     Code = "selectionMistake"
+	AtMaximum            Code = "atMaximum"
+	BackingOff           Code = "backingOff"
+	DriverMissing        Code = "driverMissing"
+	ListTooLong          Code = "listTooLong"
+	NotAdmitted          Code = "notAdmitted"
+	GangIncomplete       Code = "gangIncomplete"
 )
 
 // Codes returns all codes, in the order in which causes are listed: what hinders a pod
@@ -69,12 +89,14 @@ const (
 func Codes() []Code { return slices.Clone(codes) }
 
 var codes = []Code{
-	Suspended, Gated, NotCreated, RejectedByKubelet, Topology, StartingUp, ForeignScheduler, UnknownScheduler, ExtenderDown,
-	SeveralResources, AnnotationWrong, NotDivisible, ForeignName, Misspelt, NoSuchResource, UnitMismatch, LargerThanDevice,
-	TooFewDevices, SelectionEmpty, IsolationNotStated, CapacityReserved, Ending, HeldAsOther, UnhealthyDevice, NoDeviceFits,
-	InsufficientCapacity, OldRelease, NotRegistered, InventoryBroken, DaemonMissing, NodeNotLabelled, Disabled, CPUOrMemory,
-	Ephemeral, Pods, Ports, Spread, PodAffinity, Volume, Claim, Selector, Affinity, Taint, Cordoned, NodeNotReady, Stale,
-	PreemptNever, LowPriority, Backoff, Unknown,
+	Suspended, NotAdmitted, Gated, PoolQuota, VersionUnknown, PoolRejected, NotCreated, ForeignBound, GrantInvalid, RejectedByKubelet,
+	Topology, DeviceLost, SecretMissing, StartingUp, GangIncomplete, ForeignScheduler, UnknownScheduler, KeyMissing, ExtenderDown,
+	SchedulerNotWired, SeveralResources, PolicyUnknown, AnnotationWrong, NotDivisible, ForeignName, Misspelt, NoSuchResource,
+	UnitMismatch, SelectionMistake, LargerThanDevice, TooFewDevices, BelowContext, SelectionEmpty, IsolationNotStated, CapacityReserved,
+	Ending, HeldAsOther, UnhealthyDevice, NoDeviceFits, InsufficientCapacity, OldRelease, ListTooLong, DriverMissing, NotRegistered,
+	InventoryBroken, DaemonMissing, NodeNotLabelled, Disabled, CPUOrMemory, Ephemeral, Pods, Ports, Spread, PodAffinity, Volume, Claim,
+	Selector, Affinity, Taint, StartupTaint, Cordoned, NodeNotReady, Stale, PreemptNever, LowPriority, Budget, AtMaximum, BackingOff,
+	Backoff, Unknown,
 }
 
 func (c Code) rank() int { return slices.Index(codes, c) }
@@ -193,6 +215,9 @@ type Change struct {
 	// Commands carry the change out, each a line for a shell; none where a person
 	// decides, or may not.
 	Commands []string `json:"commands,omitempty"`
+	// Patch has the commands that are patches of objects, in the same order. A pod that is
+	// created again is none.
+	Patch []Patch `json:"patch,omitempty"`
 	// Verified is true where the change was applied to a copy, and the pod admitted.
 	Verified bool `json:"verified"`
 

@@ -99,7 +99,7 @@ func (a *ask) free(n *nodeView, r v1.ResourceName) int64 {
 type hindrance struct {
 	code Code
 	text string
-	// taint is that of a code Taint; missing and resource are what is short.
+	// taint is that of a code Taint or StartupTaint; missing and resource are what is short.
 	taint    *v1.Taint
 	resource v1.ResourceName
 	missing  int64
@@ -172,7 +172,11 @@ func appendReadiness(out []hindrance, a *ask, n *nodeView) []hindrance {
 		case v1.TaintNodeUnreachable:
 			stale = true
 		default:
-			taints = append(taints, hindrance{code: Taint, text: "taint " + taintText(t), taint: t})
+			code := Taint
+			if isStartup(*t) {
+				code = StartupTaint
+			}
+			taints = append(taints, hindrance{code: code, text: "taint " + taintText(t), taint: t})
 		}
 	}
 	if stale {
@@ -229,7 +233,7 @@ func (a *ask) takenPort(n *nodeView) string {
 func hostPorts(p *v1.Pod) []v1.ContainerPort {
 	var out []v1.ContainerPort
 	for i := range p.Spec.InitContainers {
-		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+		if c := &p.Spec.InitContainers[i]; kube.IsSidecar(c) {
 			out = appendPorts(out, c)
 		}
 	}
@@ -273,28 +277,40 @@ func (w *world) unjudged(p *v1.Pod) []string {
 	if len(p.Spec.ResourceClaims) > 0 {
 		out = append(out, "resource claims")
 	}
+	if _, of := w.snapshot.gangOf(p); of {
+		out = append(out, "the other pods of its group")
+	}
 	return out
 }
 
 // repelled reports whether the required anti-affinity of a pod on a node may be about p. Of
 // its namespaces it looks at none, which may call a change unverified that is right.
 func (w *world) repelled(p *v1.Pod) bool {
-	return slices.ContainsFunc(w.repelling, func(s labels.Selector) bool { return s.Matches(labels.Set(p.Labels)) })
+	return slices.ContainsFunc(w.repelling, func(s *metav1.LabelSelector) bool { return mayMatch(s, p.Labels) })
 }
 
-// appendRepelling appends the selectors of the required anti-affinity of a pod on a node. One
-// that cannot be parsed is about all pods.
-func appendRepelling(out []labels.Selector, p *v1.Pod) []labels.Selector {
+// mayMatch reports whether a selector matches labels. One that cannot be parsed is about all.
+// Most selectors of a large cluster are about other labels, and need not be parsed.
+func mayMatch(s *metav1.LabelSelector, of map[string]string) bool {
+	if s != nil {
+		for key, value := range s.MatchLabels {
+			if have, has := of[key]; !has || have != value {
+				return false
+			}
+		}
+	}
+	parsed, err := metav1.LabelSelectorAsSelector(s)
+	return err != nil || parsed.Matches(labels.Set(of))
+}
+
+// appendRepelling appends the selectors of the required anti-affinity of a pod on a node.
+func appendRepelling(out []*metav1.LabelSelector, p *v1.Pod) []*metav1.LabelSelector {
 	a := p.Spec.Affinity
 	if a == nil || a.PodAntiAffinity == nil || p.Spec.NodeName == "" {
 		return out
 	}
 	for _, term := range a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
-		s, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
-		if err != nil {
-			s = labels.Everything()
-		}
-		out = append(out, s)
+		out = append(out, term.LabelSelector)
 	}
 	return out
 }

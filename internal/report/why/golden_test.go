@@ -5,17 +5,21 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -39,13 +43,11 @@ var goldenCases = map[Code]struct {
 	NotCreated: {
 		make: func(b *builder) {
 			b.node("gcu-1", []accel.Units{16})
-			b.Events = []v1.Event{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a"}, Reason: "FailedCreate",
-				InvolvedObject: v1.ObjectReference{Kind: "ReplicaSet", Name: "web-7d9"},
-				Message: "Error creating: pods \"web-7d9-x\" is forbidden: exceeded quota: gcu, requested: " +
-					"requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, " +
-					"limited: requests.enflame.com/gcu-memory=20"}}
+			b.failedCreate("Error creating: pods \"web-7d9-x\" is forbidden: exceeded quota: gcu, requested: " +
+				"requests.enflame.com/gcu-memory=8, used: requests.enflame.com/gcu-memory=16, " +
+				"limited: requests.enflame.com/gcu-memory=20")
 		},
-		owner: &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3},
+		owner: webOwner,
 	},
 	Gated: {
 		make: func(b *builder) {
@@ -118,9 +120,170 @@ var goldenCases = map[Code]struct {
 	AnnotationWrong: {
 		make: func(b *builder) {
 			b.node("gcu-1", []accel.Units{16})
+			annotate(b.waiting("train", 8, ""), wire.UseModelsAnnotation, "S60,,L600")
+		},
+		fixed: func(b *builder) { annotate(&b.Pods[0], wire.UseModelsAnnotation, "S60,L600") },
+	},
+	PolicyUnknown: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
 			annotate(b.waiting("train", 8, ""), wire.PolicyAnnotation, "tightest")
 		},
 		fixed: func(b *builder) { annotate(&b.Pods[0], wire.PolicyAnnotation, "spread") },
+	},
+	SelectionMistake: {
+		make: func(b *builder) {
+			b.node("gpu-1", []accel.Units{40, 40}, func(in *accel.Inventory) {
+				in.Shares[0].Model, in.Shares[1].Model = "A100-SXM4-40GB", "A100-SXM4-40GB"
+			})
+			annotate(b.waiting("train", 8, "0/1 nodes are available: 1 no device that divvy.dev/use-models allows."),
+				wire.UseModelsAnnotation, "A100-SMX4-40GB")
+		},
+		fixed: func(b *builder) { annotate(&b.Pods[0], wire.UseModelsAnnotation, "A100-SXM4-40GB") },
+	},
+	NotAdmitted: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			b.workload("job-train-1", "Job", "train", metav1.Condition{Type: "QuotaReserved", Status: metav1.ConditionFalse,
+				Reason: "Pending",
+				Message: "couldn't assign flavors to pod set main: insufficient unused quota for enflame.com/gcu-memory in flavor s60, " +
+					"24 more needed"})
+			b.Queues.Place = func(*Workload) (Place, error) { return Place{InClusterQueue: 3, InLocalQueue: 1}, nil }
+		},
+		owner: &Owner{Kind: "job", Namespace: "team-a", Name: "train", Suspended: true, Wanted: 1},
+		fixed: func(b *builder) { b.Queues.Workloads[0].OwnerReferences[0].Name = "other" },
+	},
+	GangIncomplete: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			b.group(GroupPlugins, `{"minMember": 3}`)
+			for _, name := range []string{"train-b", "train"} {
+				b.waiting(name, 4, "0/1 nodes are available: 1 pre-filter pod train cannot find enough sibling pods.").Labels =
+					map[string]string{labelPodGroup: "train"}
+			}
+		},
+		fixed: func(b *builder) { b.waiting("train-c", 4, "").Labels = b.Pods[0].Labels },
+	},
+	PoolQuota: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			b.failedCreate("Error creating: pods \"web-7d9-x\" is forbidden: exceeded quota: pool, requested: " +
+				"requests.bitfusion.io/gpu=100, used: requests.bitfusion.io/gpu=150, limited: requests.bitfusion.io/gpu=200")
+		},
+		owner: webOwner,
+		fixed: func(b *builder) {
+			b.Events[0].Message = strings.ReplaceAll(b.Events[0].Message, "bitfusion.io/gpu", "cpu")
+		},
+	},
+	VersionUnknown: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			b.failedCreate("Error creating: admission webhook \"bwkimua.bitfusion.io\" denied the request: " + b.denied("999", "ubuntu18"))
+		},
+		owner: webOwner,
+		fixed: func(b *builder) { b.Events[0].Message = "Error creating: another" },
+	},
+	PoolRejected: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			b.failedCreate("Error creating: admission webhook \"bwkival.bitfusion.io\" denied the request: namespace \"team-a\" is not " +
+				"allowed to use the pool, so its credentials (bitfusion-client-secret-ca.crt) are not copied there; an administrator can " +
+				"allow it with: kubectl label namespace team-a divvy.dev/pool=allowed")
+		},
+		owner: webOwner,
+		fixed: func(b *builder) {
+			b.Events[0].Message = strings.ReplaceAll(b.Events[0].Message, "bitfusion.io", "example.com")
+		},
+	},
+	SecretMissing: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			p := b.on("train", "gcu-1", 0)
+			p.Status.Phase, p.Labels = v1.PodPending, map[string]string{pool.ConvertedLabel: "true"}
+			b.about(p, "PoolCredentialsMissing",
+				"Secret kube-system/bitfusion-client-secret-ca.crt does not exist, so it cannot be copied "+
+					"to this namespace; create it from the pool's token with: kubectl divvy pool import TOKEN.tar -n kube-system")
+		},
+		fixed: func(b *builder) { b.Events = nil },
+	},
+	ForeignBound: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			b.on("old", "gcu-1", 12, 0)
+			for _, name := range []string{"train-a", "train-b", "train"} {
+				p := b.on(name, "gcu-1", 8)
+				p.Spec.SchedulerName = "volcano"
+				p.Status.Phase, p.Status.Reason = v1.PodFailed, "UnexpectedAdmissionError"
+				p.Status.Message = "Pod was rejected: Allocate failed due to no device has 8 units free, which is unexpected"
+				p.Labels = map[string]string{"pod-template-hash": "5f"}
+				ownedBy(p, "ReplicaSet", "train-5f")
+			}
+		},
+		fixed: func(b *builder) {
+			granted := b.on("other", "gcu-1", 8, 0).Annotations
+			b.Snapshot.Pod("team-a", "train").Annotations = granted
+		},
+	},
+	GrantInvalid: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			b.node("gcu-2", []accel.Units{16})
+			p := b.on("train", "gcu-1", 8, 0)
+			p.Spec.NodeName = "gcu-2"
+			p.Status.Phase, p.Status.Reason = v1.PodFailed, "UnexpectedAdmissionError"
+			p.Status.Message = "Pod was rejected: Allocate failed due to the planned allocation is for another node, which is unexpected"
+		},
+		fixed: func(b *builder) { b.Pods[0].Spec.NodeName = "gcu-1" },
+	},
+	DeviceLost: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16, 16}, func(in *accel.Inventory) {
+				in.Shares[0].Health = accel.Health{Unhealthy: true, Reason: "temperature 105 °C", Cause: "over-temperature"}
+			})
+			p := b.on("train", "gcu-1", 8, 0)
+			b.about(p, "DeviceUnhealthy", "enflame device 0 (gcu-1-0), which the pod holds, is unhealthy: temperature 105 °C")
+		},
+		fixed: func(b *builder) {
+			g := b.on("other", "gcu-1", 8, 1)
+			b.Pods[0].Annotations = g.Annotations
+		},
+	},
+	KeyMissing: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16})
+			b.waiting("train", 8, "Post \"https://127.0.0.1:32765/gcushare-scheduler/filter\": dial tcp 127.0.0.1:32765: "+
+				"connect: connection refused")
+			p := b.pod("divvy-extender-x", 0)
+			p.Namespace, p.Labels = "divvy-system", map[string]string{labelName: nameExtender}
+			p.Status.ContainerStatuses = []v1.ContainerStatus{{State: v1.ContainerState{Waiting: &v1.ContainerStateWaiting{
+				Reason: "CreateContainerConfigError", Message: "secret \"divvy-grant-key\" not found"}}}}
+		},
+		fixed: func(b *builder) { b.Pods[1].Status.ContainerStatuses = nil },
+	},
+	StartupTaint: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16}).Spec.Taints = []v1.Taint{{
+				Key: "startup-taint.cluster-autoscaler.kubernetes.io/divvy", Effect: v1.TaintEffectNoSchedule}}
+			b.waiting("train", 8, "0/1 nodes are available: 1 node(s) had untolerated taint(s).")
+		},
+		fixed: func(b *builder) { b.Nodes[0].Spec.Taints[0].Key = "example.com/divvy" },
+	},
+	DriverMissing: {
+		make: func(b *builder) {
+			delete(b.node("gcu-1", []accel.Units{16}).Annotations, wire.InventoryAnnotation)
+			b.waiting("train", 8, "0/1 nodes are available: 1 the node offers no enflame.com/gcu-memory.")
+			b.ofNode("gcu-1", "enflame.com/gcu-memory: libefml.so not found; looked in /usr/lib for libefml.so")
+		},
+		fixed: func(b *builder) { b.Events = nil },
+	},
+	ListTooLong: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16}).Status.Allocatable[memory] = resource.MustParse("0")
+			b.waiting("train", 8, insufficient)
+			b.ofNode("gcu-1", "enflame.com/gcu-memory: the list of 400000 units takes 6400000 bytes and kubelet accepts 4194304 at most; "+
+				"choose a larger memoryUnit or fewer replicas")
+		},
+		fixed: func(b *builder) { b.Events = nil },
 	},
 	NotDivisible: {
 		make: func(b *builder) {
@@ -178,6 +341,15 @@ var goldenCases = map[Code]struct {
 			annotate(b.waiting("train", 24, ""), wire.CountAnnotation, "3")
 		},
 		fixed: func(b *builder) { annotate(&b.Pods[0], wire.CountAnnotation, "2") },
+	},
+	BelowContext: {
+		make: func(b *builder) {
+			b.node("gcu-1", []accel.Units{16, 16}, func(in *accel.Inventory) { in.Least = 3 })
+			b.waiting("train", 2, "0/1 nodes are available: 1 "+accel.WhyTooSmall(memory)+".")
+		},
+		fixed: func(b *builder) {
+			b.Pods[0].Spec.Containers[0].Resources.Requests[memory] = resource.MustParse("3")
+		},
 	},
 	SelectionEmpty: {
 		make: func(b *builder) {
@@ -432,7 +604,8 @@ var goldenCases = map[Code]struct {
 		},
 		fixed: func(b *builder) { b.Nodes[0].Status.Conditions[0].Status = v1.ConditionTrue },
 	},
-	PreemptNever: {}, LowPriority: {}, // beside another cause: TestBesideAnother
+	// beside another cause: TestBesideAnother
+	PreemptNever: {}, LowPriority: {}, Budget: {}, AtMaximum: {}, BackingOff: {}, SchedulerNotWired: {},
 	Backoff: {
 		make: func(b *builder) {
 			b.node("gcu-1", []accel.Units{16})
@@ -447,6 +620,58 @@ var goldenCases = map[Code]struct {
 		},
 		fixed: func(b *builder) { b.Pods[0].Status.Conditions[0].Message = "" },
 	},
+}
+
+var webOwner = &Owner{Kind: "deployment", Namespace: "team-a", Name: "web", Wanted: 3}
+
+// failedCreate adds the event of a controller that could not create pods.
+func (b *builder) failedCreate(message string) {
+	b.Events = append(b.Events, v1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a"}, Reason: "FailedCreate",
+		InvolvedObject: v1.ObjectReference{Kind: "ReplicaSet", Name: "web-7d9"}, Message: message})
+}
+
+// about adds an event about a pod, ofNode one of divvy-node about its node.
+func (b *builder) about(p *v1.Pod, reason, message string) {
+	b.Events = append(b.Events, v1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace}, Type: v1.EventTypeWarning, Reason: reason,
+		InvolvedObject: v1.ObjectReference{Kind: "Pod", Name: p.Name, UID: p.UID}, Message: message})
+}
+
+func (b *builder) ofNode(node, message string) {
+	b.Events = append(b.Events, v1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, Reason: "ResourceNotOffered",
+		InvolvedObject: v1.ObjectReference{Kind: "Node", Name: node}, Message: message})
+}
+
+// workload adds a Workload of Kueue of a controller or pod.
+func (b *builder) workload(name, kind, owner string, conditions ...metav1.Condition) *Workload {
+	w := Workload{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: name, CreationTimestamp: metav1.NewTime(taken.Add(-time.Hour))}}
+	version := "v1"
+	if kind == "Job" {
+		version = "batch/v1"
+	}
+	w.OwnerReferences = []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: owner}}
+	w.Spec.QueueName, w.Status.Conditions = "team-a", conditions
+	b.Queues.Workloads = append(b.Queues.Workloads, w)
+	return &b.Queues.Workloads[len(b.Queues.Workloads)-1]
+}
+
+// group adds a PodGroup named train, as an API server has it.
+func (b *builder) group(group, spec string) {
+	var o unstructured.Unstructured
+	if err := o.UnmarshalJSON([]byte(`{"apiVersion":"` + group +
+		`/v1","kind":"PodGroup","metadata":{"namespace":"team-a","name":"train"},` +
+		`"spec":` + spec + `}`)); err != nil {
+		b.tb.Fatal(err)
+	}
+	b.Add(&o)
+}
+
+// denied is what the pool's webhook says of a version of the client.
+func (b *builder) denied(version, os string) string {
+	_, err := pool.DefaultCatalog().Find(version, os)
+	if err == nil {
+		b.tb.Fatalf("the catalog has client %s for %s", version, os)
+	}
+	return err.Error()
 }
 
 func explainTrain(b *builder, o *Owner) Explanation {
@@ -525,34 +750,98 @@ func checkGolden(t *testing.T, name string, e *Explanation) {
 	}
 }
 
-// TestBesideAnother: priorities explain why the cause of nodes is not resolved by preemption.
+// TestBesideAnother: what stands beside the cause of nodes: why preemption and the autoscaler do
+// not resolve it, or what is behind it.
 func TestBesideAnother(t *testing.T) {
-	for _, tt := range []struct {
-		code     Code
-		waiting  int32
-		holder   int32
-		policy   v1.PreemptionPolicy
-		holdings int64
-	}{
-		{PreemptNever, 10, 0, v1.PreemptNever, 12},
-		{LowPriority, 0, 10, v1.PreemptLowerPriority, 12},
+	priority := func(p *v1.Pod, n int32) { p.Spec.Priority = &n }
+	for code, tt := range map[Code]struct{ make, fixed func(b *builder) }{
+		PreemptNever: {
+			func(b *builder) {
+				b.full()
+				priority(&b.Pods[1], 10)
+				never := v1.PreemptNever
+				b.Pods[1].Spec.PreemptionPolicy = &never
+			},
+			func(b *builder) { priority(&b.Pods[0], 10) },
+		},
+		LowPriority: {
+			func(b *builder) { b.full(); priority(&b.Pods[0], 10) },
+			func(b *builder) { priority(&b.Pods[0], 0) },
+		},
+		Budget: {
+			func(b *builder) {
+				b.full()
+				priority(&b.Pods[1], 10)
+				b.Pods[0].Labels = map[string]string{"app": "old"}
+				b.Budgets = []policyv1.PodDisruptionBudget{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "keep"},
+					Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: b.Pods[0].Labels}}}}
+			},
+			func(b *builder) { b.Budgets[0].Status.DisruptionsAllowed = 1 },
+		},
+		AtMaximum: {
+			func(b *builder) {
+				b.full()
+				b.about(&b.Pods[1], "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached")
+			},
+			func(b *builder) { b.Events[0].Message = "pod didn't trigger scale-up: 1 Insufficient cpu" },
+		},
+		BackingOff: {
+			func(b *builder) {
+				b.full()
+				b.about(&b.Pods[1], "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up")
+			},
+			func(b *builder) { b.Events = nil },
+		},
+		SchedulerNotWired: {
+			func(b *builder) {
+				goldenCases[ForeignBound].make(b)
+				for name, namespace := range map[string]string{"kube-scheduler-cp": "kube-system", "divvy-schedconf-x": "divvy-system"} {
+					p := b.pod(name, 0)
+					p.Namespace, p.Labels = namespace, map[string]string{"component": "kube-scheduler"}
+					if namespace == "divvy-system" {
+						p.Labels = map[string]string{labelName: nameSchedconf}
+					}
+					p.Status.Phase = v1.PodRunning
+				}
+			},
+			func(b *builder) { annotate(b.Snapshot.Pod("kube-system", "kube-scheduler-cp"), annotationWired, "x") },
+		},
 	} {
-		t.Run(string(tt.code), func(t *testing.T) {
+		t.Run(string(code), func(t *testing.T) {
 			b := newBuilder(t)
-			b.node("gcu-1", []accel.Units{16})
-			b.on("old", "gcu-1", tt.holdings, 0).Spec.Priority = &tt.holder
-			p := b.waiting("train", 8, insufficient)
-			p.Spec.Priority, p.Spec.PreemptionPolicy = &tt.waiting, &tt.policy
+			tt.make(b)
 			e := explainTrain(b, nil)
-			if n := len(e.Causes); n != 2 || e.Causes[1].Code != tt.code {
-				t.Errorf("causes %+v, want insufficientCapacity and %s", e.Causes, tt.code)
+			if n := len(e.Causes); n != 2 || e.Causes[1].Code != code {
+				t.Errorf("causes %+v, want two, the second %s", e.Causes, code)
 			}
-			checkGolden(t, string(tt.code), &e)
-			same := int32(0)
-			b.Pods[0].Spec.Priority, b.Pods[1].Spec.Priority = &same, &same
+			checkGolden(t, string(code), &e)
+			tt.fixed(b)
 			if e := explainTrain(b, nil); len(e.Causes) != 1 {
-				t.Errorf("causes %+v of equal priorities, want one", e.Causes)
+				t.Errorf("causes %+v once it is fixed, want one", e.Causes)
 			}
 		})
+	}
+}
+
+// full adds a node on which pod train does not fit because of pod old.
+func (b *builder) full() {
+	b.node("gcu-1", []accel.Units{16})
+	b.on("old", "gcu-1", 12, 0)
+	b.waiting("train", 8, insufficient)
+}
+
+// TestTheKeyOfADedicatedScheduler: its pods need the key as the extender's do.
+func TestTheKeyOfADedicatedScheduler(t *testing.T) {
+	b := newBuilder(t)
+	b.node("gcu-1", []accel.Units{16})
+	b.waiting("train", 8, "Post \"http://127.0.0.1:32766/gcushare-scheduler/filter\": dial tcp 127.0.0.1:32766: "+
+		"connect: connection refused")
+	p := b.pod("divvy-scheduler-x", 0)
+	p.Namespace, p.Labels = "divvy-system", map[string]string{labelName: nameScheduler}
+	p.Status.ContainerStatuses = []v1.ContainerStatus{{State: v1.ContainerState{Waiting: &v1.ContainerStateWaiting{
+		Reason: "CreateContainerConfigError", Message: "secret \"divvy-grant-key\" not found"}}}}
+	e := explainTrain(b, nil)
+	if !slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == KeyMissing && strings.Contains(c.Object, p.Name) }) {
+		t.Errorf("the causes are %+v", e.Causes)
 	}
 }

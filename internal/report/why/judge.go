@@ -10,6 +10,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
 )
 
 // Labels that the chart gives meaning.
@@ -35,6 +36,12 @@ func (j *judged) offers() bool { return j.code != NoSuchResource }
 
 func (j *judged) fits() bool { return j.code == "" && len(j.hindrances) == 0 }
 
+// startsUp reports whether the pod fits there once the node has started.
+func (j *judged) startsUp() bool {
+	return j.code == "" && len(j.hindrances) > 0 &&
+		!slices.ContainsFunc(j.hindrances, func(h hindrance) bool { return h.code != StartupTaint })
+}
+
 // first is the code under which the node is counted: what keeps pods of any kind off it,
 // then the resource, then CPU and the like.
 func (j *judged) first() (code Code, detail string) {
@@ -55,7 +62,15 @@ func (j *judged) first() (code Code, detail string) {
 	return "", ""
 }
 
+// judge finds out what the nodes say of a pod.
+type judge struct {
+	world *world
+	a     *ask
+}
+
+// judge asks all nodes about a pod.
 func (w *world) judge(a *ask) []judged {
+	o := &judge{w, a}
 	out := make([]judged, len(w.nodes))
 	verdicts := make([]ledger.Verdict, len(out))
 	if a.shared.Resource != "" { // at once: a question about one node costs as much as one about all
@@ -67,27 +82,27 @@ func (w *world) judge(a *ask) []judged {
 	}
 	for i, n := range w.nodes {
 		out[i] = judged{n: n, hindrances: a.hindrances(n)}
-		w.judgeResource(a, &out[i], verdicts[i])
+		o.resource(&out[i], verdicts[i])
 	}
 	return out
 }
 
-// judgeResource sets what the resource lacks on the node, of which the ledger says v.
-func (w *world) judgeResource(a *ask, j *judged, v ledger.Verdict) {
-	about := a.resource()
+// resource sets what the resource lacks on the node, of which the ledger says v.
+func (o *judge) resource(j *judged, v ledger.Verdict) {
+	about := o.a.resource()
 	if about == "" {
 		return
 	}
 	n := j.n
-	j.sum = accel.Units(max(a.free(n, about), 0))
-	want := a.requests[about]
+	j.sum = accel.Units(max(o.a.free(n, about), 0))
+	want := o.a.requests[about]
 	set := func(code Code, format string, args ...any) { j.code, j.detail = code, fmt.Sprintf(format, args...) }
-	if a.shared.Resource == "" {
+	if o.a.shared.Resource == "" {
 		switch {
 		case n.allocatable[about] == 0:
 			set(NoSuchResource, "offers no %s", about)
 		case want > int64(j.sum) && want <= n.free(about):
-			set(CapacityReserved, "free capacity is reserved for %s", listed(namesOf(a.after(n)), 3))
+			set(CapacityReserved, "free capacity is reserved for %s", listed(namesOf(o.a.after(n)), 3))
 		case want > int64(j.sum):
 			set(InsufficientCapacity, "%d of %d %s free", j.sum, n.allocatable[about], about)
 			if held := n.holders(about); len(held) > 0 {
@@ -96,31 +111,51 @@ func (w *world) judgeResource(a *ask, j *judged, v ledger.Verdict) {
 		}
 		return
 	}
-	in := n.inventory(a.shared.Resource)
+	in := n.inventory(o.a.shared.Resource)
 	switch {
 	case n.broken != nil:
 		set(InventoryBroken, "its inventory cannot be read")
 		j.evidence = []string{n.broken.Error()}
 	case in == nil:
-		w.judgeAbsent(a, j)
-	case a.wrong() != "":
-		set(a.wrong(), "cannot serve the request")
-	case a.shared.Devices > 1 && !in.Several:
+		o.absent(j)
+	case o.a.wrong() != "":
+		set(o.a.wrong(), "cannot serve the request")
+	case o.a.shared.Devices > 1 && !in.Several:
 		set(OldRelease, "divvy-node there does not support several devices per pod; upgrade it")
 	case n.allocatable[about] == 0 && slices.ContainsFunc(in.Shares, usable):
 		set(NotRegistered, "kubelet does not offer the units that its inventory has")
+		o.notOffered(j)
 	default:
-		w.judgeDevices(a, j, in, v)
+		o.devices(j, in, v)
+	}
+}
+
+// notOffered says why divvy-node does not offer the resource, where its event does.
+func (o *judge) notOffered(j *judged) {
+	for i := range o.world.snapshot.Events {
+		ev := &o.world.snapshot.Events[i]
+		message, ours := strings.CutPrefix(ev.Message, string(o.a.resource())+": ")
+		if ev.Reason != events.ResourceNotOffered.Reason || ev.InvolvedObject.Kind != "Node" || ev.InvolvedObject.Name != j.n.Name ||
+			!ours {
+			continue
+		}
+		switch {
+		case strings.Contains(message, "kubelet accepts") && strings.Contains(message, "memoryUnit"):
+			j.code, j.detail = ListTooLong, "kubelet does not accept the list of its units; choose a larger memoryUnit"
+		case strings.Contains(message, " not found"):
+			j.code, j.detail = DriverMissing, "the library of the vendor's driver was not found there"
+		}
+		j.evidence = []string{"event " + ev.Reason + ": " + message}
 	}
 }
 
 func usable(s accel.Share) bool { return !s.Health.Unhealthy && s.Units > s.Withheld }
 
-// judgeAbsent says why a node without an inventory of the resource has none.
-func (w *world) judgeAbsent(a *ask, j *judged) {
-	n, about := j.n, a.resource()
+// absent says why a node without an inventory of the resource has none.
+func (o *judge) absent(j *judged) {
+	n, about := j.n, o.a.resource()
 	j.code, j.detail = NoSuchResource, "offers no "+string(about)
-	v := accel.VendorOfMemory(a.shared.Resource)
+	v := accel.VendorOfMemory(o.a.shared.Resource)
 	if v == nil {
 		return
 	}
@@ -134,22 +169,23 @@ func (w *world) judgeAbsent(a *ask, j *judged) {
 		j.code, j.detail = Disabled, "label "+labelEnabled+"=false"
 	case n.allocatable[about] > 0 || labelled && len(n.inventories) == 0:
 		j.code, j.detail = DaemonMissing, "publishes no inventory of "+string(about)
+		o.notOffered(j)
 	case !labelled && has:
 		j.code, j.detail = NodeNotLabelled, "lacks the label "+v.NodeLabel+"=true"
 	}
 }
 
-// judgeDevices puts the ledger's verdict into words.
-func (w *world) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledger.Verdict) {
-	r, n := a.shared, j.n
+// devices puts the ledger's verdict into words.
+func (o *judge) devices(j *judged, in *accel.Inventory, v ledger.Verdict) {
+	r, n := o.a.shared, j.n
 	set := func(code Code, format string, args ...any) { j.code, j.detail = code, fmt.Sprintf(format, args...) }
-	usage, _ := w.ledger.Node(r.Resource, n.Name)
+	usage, _ := o.world.ledger.Node(r.Resource, n.Name)
 	for i := range usage.Devices {
 		if d := &usage.Devices[i]; !d.Health.Unhealthy && r.Selection.Names(d.ID, d.Model) {
 			j.largest = max(j.largest, d.Units-d.Withheld-d.Used)
 		}
 	}
-	each := r.Peak() / accel.Units(max(r.Devices, 1))
+	each := r.Each()
 	largestDevice := accel.Units(0)
 	for i := range in.Shares {
 		largestDevice = max(largestDevice, in.Shares[i].Units)
@@ -157,8 +193,8 @@ func (w *world) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledger.Ve
 	switch v.Code {
 	case accel.Fits:
 		switch want := r.Peak(); {
-		case want > j.sum && int64(want) <= n.free(a.resource()):
-			set(CapacityReserved, "free capacity is reserved for %s", listed(namesOf(a.after(n)), 3))
+		case want > j.sum && int64(want) <= n.free(o.a.resource()):
+			set(CapacityReserved, "free capacity is reserved for %s", listed(namesOf(o.a.after(n)), 3))
 		case want > j.sum:
 			set(InsufficientCapacity, "kube-scheduler counts %d units as free", j.sum)
 		}
@@ -172,6 +208,8 @@ func (w *world) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledger.Ve
 			}
 		}
 		set(TooFewDevices, "%s of %d units or more", count(fit, "suitable device"), each)
+	case accel.TooSmall:
+		set(BelowContext, "%s; request at least %d units for each", accel.WhyTooSmall(r.Resource), in.Least)
 	case accel.NotSelected:
 		var have []string
 		for _, s := range in.Shares {
@@ -186,29 +224,29 @@ func (w *world) judgeDevices(a *ask, j *judged, in *accel.Inventory, v ledger.Ve
 	case accel.NotIsolated:
 		set(IsolationNotStated, "%s", accel.WhyNotIsolated(r.Selection.Isolation, v.Stated))
 	case accel.NoDeviceFits:
-		w.judgeFree(a, j, in)
+		o.free(j, in)
 	default:
 		set(AnnotationWrong, "cannot serve the request")
 	}
 }
 
-// judgeFree says why no device has as much free as the pod requests.
-func (w *world) judgeFree(a *ask, j *judged, in *accel.Inventory) {
-	r, name := a.shared, j.n.Name
+// free says why no device has as much free as the pod requests.
+func (o *judge) free(j *judged, in *accel.Inventory) {
+	r, name := o.a.shared, j.n.Name
 	set := func(code Code, format string, args ...any) { j.code, j.detail = code, fmt.Sprintf(format, args...) }
 	alone := []string{name}
-	if reserved := w.record.nominated[name]; len(reserved) > 0 {
-		if fits(w.copyOf(alone, nil, false), r, name).Code == accel.Fits {
+	if reserved := o.world.record.nominated[name]; len(reserved) > 0 {
+		if fits(o.world.copyOf(alone, nil, false), r, name).Code == accel.Fits {
 			var names []string
 			for _, n := range reserved {
-				names = append(names, w.nameOf(n.pod))
+				names = append(names, o.world.nameOf(n.pod))
 			}
 			set(CapacityReserved, "free capacity is reserved for %s", listed(names, 3))
 			return
 		}
 	}
-	if ending := endingOn(w, name, r.Resource); len(ending) > 0 {
-		if fits(w.copyOf(alone, isEnding, true), r, name).Code == accel.Fits {
+	if ending := endingOn(o.world, name, r.Resource); len(ending) > 0 {
+		if fits(o.world.copyOf(alone, isEnding, true), r, name).Code == accel.Fits {
 			set(Ending, "%s will free enough", listed(ending, 3))
 			return
 		}
@@ -236,24 +274,24 @@ func (w *world) judgeFree(a *ask, j *judged, in *accel.Inventory) {
 		}
 	}
 	switch {
-	case len(other) > 0 && w.fitsHealthy(a, name, in, func(h accel.Health) bool {
+	case len(other) > 0 && o.fitsHealthy(name, in, func(h accel.Health) bool {
 		return strings.HasPrefix(h.Reason, accel.ReasonGivenOut)
 	}):
 		set(HeldAsOther, "%s", strings.Join(other, ", "))
-	case len(ill) > 0 && w.fitsHealthy(a, name, in, func(h accel.Health) bool {
+	case len(ill) > 0 && o.fitsHealthy(name, in, func(h accel.Health) bool {
 		return !strings.HasPrefix(h.Reason, accel.ReasonGivenOut)
 	}):
 		set(UnhealthyDevice, "%s", strings.Join(ill, ", "))
 	case r.Peak() > j.sum:
-		set(InsufficientCapacity, "%d of %d units free", j.sum, j.n.allocatable[a.resource()])
+		set(InsufficientCapacity, "%d of %d units free", j.sum, j.n.allocatable[o.a.resource()])
 	default:
 		set(NoDeviceFits, "largest free %d, sum %d", max(j.largest, 0), j.sum)
 	}
 }
 
 // fitsHealthy reports whether the pod would fit if some unhealthy devices were healthy.
-func (w *world) fitsHealthy(a *ask, node string, in *accel.Inventory, heals func(accel.Health) bool) bool {
-	l := w.copyOf([]string{node}, nil, true)
+func (o *judge) fitsHealthy(node string, in *accel.Inventory, heals func(accel.Health) bool) bool {
+	l := o.world.copyOf([]string{node}, nil, true)
 	healed := *in
 	healed.Shares = slices.Clone(in.Shares)
 	for i := range healed.Shares {
@@ -262,7 +300,7 @@ func (w *world) fitsHealthy(a *ask, node string, in *accel.Inventory, heals func
 		}
 	}
 	l.SetNode(node, []accel.Inventory{healed})
-	return fits(l, a.shared, node).Code == accel.Fits
+	return fits(l, o.a.shared, node).Code == accel.Fits
 }
 
 func isEnding(h *ledger.Holding) bool { return h.Ending || h.Gone }
@@ -280,10 +318,8 @@ func endingOn(w *world, node string, r accel.Resource) []string {
 
 // nameOf is the pod of that UID.
 func (w *world) nameOf(uid string) string {
-	for i := range w.snapshot.Pods {
-		if p := &w.snapshot.Pods[i]; string(p.UID) == uid {
-			return p.Namespace + "/" + p.Name
-		}
+	if p := w.pod(uid); p != nil {
+		return p.Namespace + "/" + p.Name
 	}
 	return "another pod"
 }

@@ -95,12 +95,7 @@ func (l *layout) beside(a *ask, n *nodeView) bool {
 	if about := a.resource(); about != "" && a.requests[about] > n.free(about) {
 		return false
 	}
-	if a.shared.Resource != "" {
-		if in := n.inventory(a.shared.Resource); in == nil || a.shared.Devices > 1 && !in.Several {
-			return false
-		}
-	}
-	return len(a.hindrances(n)) == 0
+	return a.offeredBy(n) && len(a.hindrances(n)) == 0
 }
 
 // fits reports whether a pod fits on a node.

@@ -1,9 +1,10 @@
 package why
 
 import (
-	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/core/cause"
 )
 
 // reason is one part of kube-scheduler's message: "2 Insufficient cpu".
@@ -21,7 +22,8 @@ var reasonCodes = []struct {
 	{"a pod can have only one shared resource", SeveralResources},
 	{"divided equally", NotDivisible},
 	{"annotation divvy.dev/", AnnotationWrong},
-	{"the extender does not support", AnnotationWrong},
+	{"the extender does not support", PolicyUnknown},
+	{"than the context of a process takes", BelowContext},
 	{"devices that are large enough and allowed", TooFewDevices},
 	{"no device that", SelectionEmpty},
 	{"isolation ", IsolationNotStated},
@@ -50,7 +52,12 @@ var reasonCodes = []struct {
 	{"node.kubernetes.io/unreachable", Stale},
 	{"untolerated taint", Taint},
 	{"topology spread constraints", Spread},
+	// Its affinity is an argument of kube-scheduler's plugin, which no object of the API has.
+	{"scheduler-enforced", Unknown},
 	{"volume node affinity", Volume},
+	{"free storage", Volume},
+	{"available disk", Volume},
+	{"pvc(s)", Volume},
 	{"PersistentVolumeClaim", Volume},
 	{"persistentvolumeclaim", Volume},
 	{"PersistentVolume", Volume},
@@ -65,36 +72,11 @@ var reasonCodes = []struct {
 	{"didn't match the requested node name", Selector},
 }
 
-var counted = regexp.MustCompile(`^[0-9]+ `)
-
-// reasonsOf splits kube-scheduler's message into reasons. What it says of preemption is
-// left out.
+// reasonsOf splits kube-scheduler's message into reasons.
 func reasonsOf(message string) []reason {
-	text := message
-	if _, rest, ok := strings.Cut(text, "nodes are available: "); ok {
-		text = rest
-	}
-	for _, after := range []string{" preemption: ", " no new claims to deallocate", " still not schedulable"} {
-		text, _, _ = strings.Cut(text, after)
-	}
-	text = strings.TrimSuffix(strings.TrimSpace(text), ".")
-	if text == "" {
-		return nil
-	}
 	var out []reason
-	add := func(s string) { out = append(out, reason{s, codeOf(s)}) }
-	if !counted.MatchString(text) {
-		add(text)
-		return out
-	}
-	// A reason may have commas in it; the next one begins with a number.
-	for part := range strings.SplitSeq(text, ", ") {
-		if counted.MatchString(part) || len(out) == 0 {
-			add(part)
-			continue
-		}
-		last := &out[len(out)-1]
-		*last = reason{last.text + ", " + part, codeOf(last.text + ", " + part)}
+	for _, text := range cause.Reasons(message) {
+		out = append(out, reason{text, codeOf(text)})
 	}
 	return out
 }

@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/core/cause"
 )
 
 // Rule is why a pod is not moved. The codes are stable.
@@ -63,6 +65,11 @@ func Rules() []Rule {
 // criticalPriority is that of system-cluster-critical; priority classes of users are lower.
 const criticalPriority = 2_000_000_000
 
+// ofSystem reports whether the cluster itself needs a pod.
+func ofSystem(p *v1.Pod) bool {
+	return p.Namespace == metav1.NamespaceSystem || corev1helpers.PodPriority(p) >= criticalPriority
+}
+
 // doNotDisrupt are the annotations by which autoscalers are asked to leave a pod where it is.
 var doNotDisrupt = map[string]string{
 	"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -73,18 +80,19 @@ var doNotDisrupt = map[string]string{
 func (l *layout) rule(p *v1.Pod) Rule {
 	controller := metav1.GetControllerOfNoCopy(p)
 	a := l.again(p)
+	_, protected := l.snapshot.budgetOf(p)
 	switch {
 	case stays(p):
 		return RuleNode
 	case p.DeletionTimestamp != nil:
 		return RuleEnding
-	case p.Namespace == metav1.NamespaceSystem || corev1helpers.PodPriority(p) >= criticalPriority:
+	case ofSystem(p):
 		return RuleSystem
 	case controller == nil:
 		return RuleNoController
 	case !slices.Contains([]string{"ReplicaSet", "ReplicationController", "StatefulSet"}, controller.Kind):
 		return RuleController
-	case l.protected(p):
+	case protected:
 		return RuleBudget
 	case slices.ContainsFunc(slices.Collect(maps.Keys(doNotDisrupt)), func(key string) bool {
 		return p.Annotations[key] == doNotDisrupt[key]
@@ -103,18 +111,18 @@ func (l *layout) rule(p *v1.Pod) Rule {
 	return ""
 }
 
-// protected reports whether a budget allows no pod like this one to be disrupted.
-func (l *layout) protected(p *v1.Pod) bool {
-	for i := range l.snapshot.Budgets {
-		b := &l.snapshot.Budgets[i]
+// budgetOf names a budget that allows no pod like this one to be disrupted, if there is one.
+func (s *Snapshot) budgetOf(p *v1.Pod) (name string, protects bool) {
+	for i := range s.Budgets {
+		b := &s.Budgets[i]
 		if b.Namespace != p.Namespace || b.Status.DisruptionsAllowed > 0 {
 			continue
 		}
-		if s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil || s.Matches(labels.Set(p.Labels)) {
-			return true
+		if selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil || selector.Matches(labels.Set(p.Labels)) {
+			return b.Name, true
 		}
 	}
-	return false
+	return "", false
 }
 
 // again is a pod as its controller makes it again.
@@ -138,8 +146,8 @@ func (l *layout) unknown(a *ask) string {
 	switch why := l.unjudged(p); {
 	case a.mistake != nil || len(a.several) > 0:
 		return "its request cannot be served"
-	case foreignSchedulers[p.Spec.SchedulerName] != "":
-		return foreignSchedulers[p.Spec.SchedulerName] + " places it"
+	case cause.ForeignScheduler(p.Spec.SchedulerName) != "":
+		return cause.ForeignScheduler(p.Spec.SchedulerName) + " places it"
 	case p.Status.NominatedNodeName != "" && p.Spec.NodeName == "" && waits(p):
 		return "it preempts others on node " + p.Status.NominatedNodeName
 	case len(why) > 0:

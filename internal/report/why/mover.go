@@ -168,7 +168,7 @@ func (m *mover) spots(a *ask, from *nodeView, was []accel.DeviceID, shut []strin
 		if !m.steerable(a.pod) {
 			return
 		}
-		each := a.shared.Peak() / accel.Units(max(a.shared.Devices, 1))
+		each := a.shared.Each()
 		for _, n := range nodes {
 			usage, _ := l.ledger.Node(a.shared.Resource, n.Name)
 			var able []accel.DeviceID
@@ -212,22 +212,17 @@ func (m *mover) fix(steps []step, fixed bool) {
 	}
 }
 
-// search is one for what pods of the first layout are in the way of a pod.
-func (m *mover) search(a *ask) *search {
-	return &search{x: &Explainer{m.l().snapshot, &m.l().world}, a: a}
-}
-
 // candidates are the nodes on which at most so many pods must move, those with the fewest first.
 func (m *mover) candidates(a *ask, shut []string, budget int) []candidate {
-	s := m.search(a)
+	l := m.l()
 	var out []candidate
-	for _, n := range m.l().openTo(a) {
+	for _, n := range l.openTo(a) {
 		if slices.Contains(shut, n.Name) {
 			continue
 		}
-		c := newCandidate(s, n)
+		c := newCandidate(&l.world, a, n, nil)
 		c.victims = slices.DeleteFunc(c.victims, func(v victim) bool { return !m.movable(v.pod) })
-		if c.least = s.least(&c, c.victims); len(c.victims) > 0 && c.least <= min(budget, len(c.victims)) {
+		if c.least = c.atLeast(c.victims); len(c.victims) > 0 && c.least <= min(budget, len(c.victims)) {
 			out = append(out, c)
 		}
 	}
@@ -253,14 +248,13 @@ func (m *mover) find(a *ask, shut []string, budget, depth int, accept func([]ste
 	if !m.spend(len(m.l().openTo(a)) / 4) {
 		return nil, nil, false
 	}
-	s := m.search(a)
 	for _, c := range m.candidates(a, shut, budget) {
 		for size := c.least; size <= min(budget, len(c.victims)); size++ {
 			for set := range subsets(len(c.victims), size) {
 				if !m.spend(1) {
 					return nil, nil, false
 				}
-				if !s.enough(&c, set) {
+				if !c.enough(set) {
 					continue
 				}
 				steps, undo, ok := m.vacate(a, c.n, podsOf(c.victims, set), shut, budget-size, depth)

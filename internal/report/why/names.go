@@ -34,11 +34,6 @@ func foreignSystem(name v1.ResourceName) string {
 	return ""
 }
 
-// foreignSchedulers do not call the extender.
-var foreignSchedulers = map[string]string{
-	"volcano": "Volcano", "yunikorn": "YuniKorn", "kai-scheduler": "KAI", "koord-scheduler": "Koordinator", "hami-scheduler": "HAMi",
-}
-
 // offeredNames are the extended resources that nodes offer, sorted.
 func (w *world) offeredNames() []string {
 	names := map[string]bool{}

@@ -1,7 +1,6 @@
 package why
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -9,12 +8,7 @@ import (
 )
 
 // PrintJSON writes the plan as JSON.
-func (p *Plan) PrintJSON(out io.Writer) error {
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(p)
-}
+func (p *Plan) PrintJSON(out io.Writer) error { return writeJSON(out, p) }
 
 // Print writes the plan for people.
 func (p *Plan) Print(out io.Writer) error {

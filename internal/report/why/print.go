@@ -1,6 +1,7 @@
 package why
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,21 +10,42 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf16"
 )
 
 // PrintJSON writes explanations: one as an object, several as a list.
 func PrintJSON(out io.Writer, all []Explanation, list bool) error {
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
 	if !list {
-		return enc.Encode(&all[0])
+		return writeJSON(out, &all[0])
 	}
-	return enc.Encode(struct {
+	return writeJSON(out, struct {
 		APIVersion string        `json:"apiVersion"`
 		Kind       string        `json:"kind"`
 		Items      []Explanation `json:"items"`
 	}{APIVersion, Kind + "List", all})
+}
+
+// writeJSON writes a document with all characters escaped that a terminal would obey. JSON
+// itself escapes those of ASCII; the others are in texts alone, where an escape means the same.
+func writeJSON(out io.Writer, doc any) error {
+	var b, escaped bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(doc); err != nil {
+		return err
+	}
+	for _, r := range b.String() {
+		if r == '\n' || !unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
+			escaped.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			fmt.Fprintf(&escaped, `\u%04x`, unit)
+		}
+	}
+	_, err := out.Write(escaped.Bytes())
+	return err
 }
 
 // Print writes one explanation for people.
@@ -31,7 +53,7 @@ func Print(out io.Writer, e *Explanation) error {
 	var b strings.Builder
 	row(&b, e.headline()+".")
 	for i := range e.Causes {
-		if c := &e.Causes[i]; i > 0 && len(c.Nodes) == 0 {
+		if c := &e.Causes[i]; i > 0 && (len(c.Nodes) == 0 || slices.Contains(besideNodes, c.Code)) {
 			row(&b, "  ALSO  "+c.Detail)
 		}
 	}
@@ -62,6 +84,10 @@ func Print(out io.Writer, e *Explanation) error {
 	_, err := io.WriteString(out, b.String())
 	return err
 }
+
+// besideNodes are the codes of causes that say why that of nodes lasts, though they are about
+// nodes as well.
+var besideNodes = []Code{PreemptNever, LowPriority, Budget}
 
 // row writes one line. All text of people passes through here: names and messages come from
 // any program.
@@ -130,16 +156,15 @@ func (e *Explanation) headline() string {
 	if !e.Since.IsZero() {
 		age = " " + ago(e.Taken.Sub(e.Since))
 	}
-	reason := ""
-	if len(e.Causes) > 0 {
-		c := &e.Causes[0]
-		reason = ": " + strings.TrimSuffix(c.Detail, ".")
-		if c.ofNodes() {
-			reason = fmt.Sprintf(": fits on no node: %s (%s)", c.Detail, count(len(c.Nodes), "node"))
-		}
+	reason := e.Reason()
+	if reason != "" {
+		reason = ": " + reason
 	}
 	switch e.State {
 	case StateRuns:
+		if reason != "" {
+			return e.name() + " runs" + reason
+		}
 		return e.name() + " does not wait"
 	case StateFailed:
 		return e.name() + " has failed" + reason
@@ -152,6 +177,18 @@ func (e *Explanation) headline() string {
 		return e.name() + " waits" + reason
 	}
 	return e.name() + " has waited" + age + reason
+}
+
+// Reason is the cause that matters most, as a clause without a full stop; "" for none.
+func (e *Explanation) Reason() string {
+	if len(e.Causes) == 0 {
+		return ""
+	}
+	c := &e.Causes[0]
+	if c.ofNodes() {
+		return fmt.Sprintf("fits on no node: %s (%s)", c.Detail, count(len(c.Nodes), "node"))
+	}
+	return strings.TrimSuffix(c.Detail, ".")
 }
 
 // ofNodes reports whether the detail is what single nodes lack, and not a clause of its own.

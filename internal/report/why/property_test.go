@@ -29,6 +29,7 @@ func randomCluster(t *testing.T, seed int64) *builder {
 	chance := func(percent int) bool { return rng.Intn(100) < percent }
 	b := newBuilder(t)
 	b.Pods = make([]v1.Pod, 0, 8) // so that pointers stay
+	closed := chance(40)          // nodes and pods have more that keeps the pod off
 	free := map[string][]int64{}
 	for i := range 1 + rng.Intn(3) {
 		name := fmt.Sprintf("n%d", i)
@@ -57,8 +58,14 @@ func randomCluster(t *testing.T, seed int64) *builder {
 		if chance(15) {
 			n.Spec.Taints = []v1.Taint{{Key: "dedicated", Value: strconv.Itoa(rng.Intn(2)), Effect: v1.TaintEffectNoSchedule}}
 		}
+		if closed && chance(15) {
+			n.Spec.Taints = append(n.Spec.Taints, v1.Taint{Key: "maintenance", Value: "0", Effect: v1.TaintEffectNoExecute})
+		}
 		if chance(80) {
 			n.Labels["zone"] = "a"
+		}
+		if !closed || chance(60) {
+			n.Labels[v1.LabelArchStable] = "amd64"
 		}
 		n.Status.Allocatable[v1.ResourceCPU] = *resource.NewQuantity(int64(1+rng.Intn(6)), resource.DecimalSI)
 		n.Status.Allocatable[v1.ResourcePods] = *resource.NewQuantity(int64(2+rng.Intn(6)), resource.DecimalSI)
@@ -69,6 +76,11 @@ func randomCluster(t *testing.T, seed int64) *builder {
 		if second := (on[0] + 1) % len(free[name]); second != on[0] && chance(25) {
 			on = append(on, second)
 			slices.Sort(on)
+		}
+		if closed && chance(30) { // without devices
+			b.on(fmt.Sprintf("p%d", i), name, 0).Spec.Containers[0].Resources.Requests[v1.ResourceCPU] =
+				*resource.NewQuantity(int64(1+rng.Intn(4)), resource.DecimalSI)
+			continue
 		}
 		each := free[name][on[0]]
 		for _, d := range on {
@@ -106,6 +118,9 @@ func randomCluster(t *testing.T, seed int64) *builder {
 	if chance(20) {
 		p.Spec.NodeSelector = map[string]string{"zone": "a"}
 	}
+	if closed && chance(25) { // which no person labels a node with
+		p.Spec.NodeSelector = map[string]string{"zone": "a", v1.LabelArchStable: "amd64"}
+	}
 	return b
 }
 
@@ -131,7 +146,7 @@ func TestAdvice(t *testing.T) {
 		}
 	}
 	t.Logf("changes of %d clusters: %v", *seeds, kinds)
-	for _, kind := range changeKinds {
+	for _, kind := range append(slices.Clone(changeKinds), "patch") {
 		if kinds[kind] == 0 {
 			t.Errorf("no cluster has a change of kind %s", kind)
 		}
@@ -176,6 +191,12 @@ func checkAdvice(t *testing.T, seed int64, b *builder, e *Explanation, kinds map
 		}
 		if after := carryOut(t, &b.Snapshot, c); !naive(after, after.Pod("team-a", "train")) {
 			t.Errorf("seed %d: %q does not admit the pod", seed, c.Text)
+		}
+		if after, ok := applyPatches(t, &b.Snapshot, c); ok {
+			kinds["patch"]++
+			if !naive(after, after.Pod("team-a", "train")) {
+				t.Errorf("seed %d: the patches of %q do not admit the pod: %+v", seed, c.Text, c.Patch)
+			}
 		}
 		if !pair {
 			given[c.Kind] = c
@@ -229,11 +250,12 @@ func pairs(s *Snapshot) string {
 	for _, key := range []string{wire.AvoidModelsAnnotation, wire.UseModelsAnnotation} {
 		annotations = append(annotations, step{"drop " + key, func(_ *Snapshot, p *v1.Pod) { delete(p.Annotations, key) }})
 	}
+	dropped := []step{{"no selector", func(_ *Snapshot, p *v1.Pod) { p.Spec.NodeSelector = nil }}}
 	have := s.Pod("team-a", "train").Spec.Containers[0].Resources.Requests[memory]
 	for u := int64(1); u < have.Value(); u++ {
 		requests = append(requests, step{fmt.Sprint(u, " units"), func(_ *Snapshot, p *v1.Pod) { setUnits(p, u) }})
 	}
-	for _, lists := range [][2][]step{{nodes, annotations}, {nodes, requests}, {annotations, requests}} {
+	for _, lists := range [][2][]step{{nodes, nodes}, {nodes, annotations}, {nodes, requests}, {nodes, dropped}, {annotations, requests}} {
 		for _, first := range lists[0] {
 			for _, second := range lists[1] {
 				c := cloneOf(s)
@@ -297,7 +319,9 @@ func bruteForce(t *testing.T, s *Snapshot) map[ChangeKind]brute {
 	try(ChangeWait, 1000, "wait", remove(func(p *v1.Pod) bool { return p.DeletionTimestamp != nil }))
 	for i := range s.Nodes {
 		try(ChangeNode, 1000, "uncordon", func(s *Snapshot, _ *v1.Pod) { s.Nodes[i].Spec.Unschedulable = false })
-		try(ChangeNode, 1000, "taint", func(s *Snapshot, _ *v1.Pod) { s.Nodes[i].Spec.Taints = nil })
+		if len(s.Nodes[i].Spec.Taints) == 1 {
+			try(ChangeNode, 1000, "taint", func(s *Snapshot, _ *v1.Pod) { s.Nodes[i].Spec.Taints = nil })
+		}
 		try(ChangeNode, 1000, "label", func(s *Snapshot, _ *v1.Pod) { s.Nodes[i].Labels["zone"] = "a" })
 	}
 	for k := 1; k <= 14; k++ {
@@ -317,7 +341,8 @@ func bruteForce(t *testing.T, s *Snapshot) map[ChangeKind]brute {
 	drop(wire.UseModelsAnnotation, wire.AvoidModelsAnnotation)
 	for _, value := range []string{"0", "1"} {
 		try(ChangeAnnotation, 1000, "tolerate", func(_ *Snapshot, p *v1.Pod) {
-			p.Spec.Tolerations = []v1.Toleration{{Key: "dedicated", Operator: v1.TolerationOpEqual, Value: value}}
+			p.Spec.Tolerations = []v1.Toleration{{Key: "dedicated", Operator: v1.TolerationOpEqual, Value: value},
+				{Key: "maintenance", Operator: v1.TolerationOpEqual, Value: "0"}}
 		})
 	}
 	have := s.Pod("team-a", "train").Spec.Containers[0].Resources.Requests[memory]

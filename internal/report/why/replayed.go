@@ -10,6 +10,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
 // replayed is a plan that is carried out on a copy.
@@ -134,7 +135,7 @@ func (r *replayed) admits(node string, moves int) bool {
 // annotate adds the commands that select devices for the pod that replaces one.
 func (r *replayed) annotate(i int, add func(format string, args ...any)) {
 	m, p := &r.plan.Moves[i], r.pods[i]
-	value := quoteShell(wire.UseDevicesAnnotation + "=" + joinIDs(r.pins[i]))
+	value := pool.Quote(wire.UseDevicesAnnotation + "=" + joinIDs(r.pins[i]))
 	if isStatefulSets(p) {
 		add("kubectl wait -n %s --for=create pod/%s --timeout=1m", m.Pod.Namespace, m.Pod.Name)
 		add("kubectl annotate pod -n %s %s --overwrite %s", m.Pod.Namespace, m.Pod.Name, value)
@@ -146,7 +147,7 @@ func (r *replayed) annotate(i int, add func(format string, args ...any)) {
 	}
 	slices.Sort(selector)
 	add("kubectl annotate pods -n %s -l %s --field-selector=spec.nodeName= --overwrite %s", m.Pod.Namespace,
-		quoteShell(strings.Join(selector, ",")), value)
+		pool.Quote(strings.Join(selector, ",")), value)
 }
 
 // waitsFor reports whether another pod of the move's owner waits, so that its rollout does not end.

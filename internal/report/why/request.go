@@ -1,7 +1,6 @@
 package why
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,7 +16,7 @@ import (
 
 // request is kind 3: the pod must be created again.
 func (s *search) request() (Change, bool) {
-	if units, _ := s.x.mebibytes(s.a); units > 0 {
+	if units, _ := s.world.mebibytes(s.a); units > 0 {
 		if c, ok := s.withUnits(s.a, s.open, units); ok {
 			return c, true
 		}
@@ -56,16 +55,6 @@ func (at place) path(name v1.ResourceName, list string) string {
 
 // pointer escapes a name for a JSON pointer.
 func pointer(s string) string { return strings.NewReplacer("~", "~0", "/", "~1").Replace(s) }
-
-func jsonPatch(op, path string, value any) string {
-	doc := struct {
-		Op    string `json:"op"`
-		Path  string `json:"path"`
-		Value any    `json:"value,omitempty"`
-	}{op, path, value}
-	text, _ := json.Marshal(doc) // of texts and tolerations
-	return string(text)
-}
 
 // places are the containers that request a resource.
 func places(p *v1.Pod, name v1.ResourceName) []place {
@@ -109,14 +98,14 @@ func (s *search) withUnits(a *ask, nodes []*nodeView, units accel.Units) (Change
 	if len(where) != 1 {
 		return Change{}, false
 	}
-	changed := s.x.world.newAsk(withAmount(a.pod, where[0], name, *resource.NewQuantity(int64(units), resource.DecimalSI)))
-	n, ok := s.admits(changed, nodes)
+	changed := s.world.newAsk(withAmount(a.pod, where[0], name, *resource.NewQuantity(int64(units), resource.DecimalSI)))
+	n, ok := s.world.admits(changed, nodes)
 	if !ok {
 		return Change{}, false
 	}
 	c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %d instead of %d", units, a.peak())}
 	s.remake.order(&c, where[0], name, strconv.FormatInt(int64(units), 10), true)
-	return s.at(c, changed, n, nil), true
+	return s.world.placed(c, changed, n, nil), true
 }
 
 // lessUnits finds the number of units nearest to the request that admits the pod. Whether
@@ -152,7 +141,7 @@ func (s *search) lessUnits(a *ask, nodes []*nodeView) (Change, bool) {
 // rename is the change to the nearest name that nodes offer.
 func (s *search) rename() (Change, bool) {
 	name := s.a.resource()
-	offered := s.x.world.offeredNames()
+	offered := s.world.offeredNames()
 	where := places(s.a.pod, name)
 	if name == "" || len(where) != 1 || slices.Contains(offered, string(name)) || foreignSystem(name) != "" {
 		return Change{}, false
@@ -163,7 +152,7 @@ func (s *search) rename() (Change, bool) {
 	}
 	changed := s.a.pod.DeepCopy()
 	r := &where[0].of(changed).Resources
-	var ops []string
+	var ops []operation
 	for _, one := range []struct {
 		list string
 		of   v1.ResourceList
@@ -171,24 +160,18 @@ func (s *search) rename() (Change, bool) {
 		if q, ok := one.of[name]; ok {
 			delete(one.of, name)
 			one.of[near] = q
-			ops = append(ops, jsonPatch("remove", where[0].path(name, one.list), nil),
-				jsonPatch("add", where[0].path(near, one.list), q.String()))
+			ops = append(ops, operation{Op: "remove", Path: where[0].path(name, one.list)},
+				operation{Op: "add", Path: where[0].path(near, one.list), Value: q.String()})
 		}
 	}
-	a := s.x.world.newAsk(changed)
-	var open []*nodeView
-	for _, n := range s.x.world.nodes {
-		if len(a.hindrances(n)) == 0 {
-			open = append(open, n)
-		}
-	}
-	n, ok := s.admits(a, open)
+	a := s.world.newAsk(changed)
+	n, ok := s.world.admits(a, s.world.unhindered(a))
 	if !ok {
 		return Change{}, false
 	}
 	c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %s instead of %s", near, name)}
 	s.remake.again(&c, ops)
-	return s.at(c, a, n, nil), true
+	return s.world.placed(c, a, n, nil), true
 }
 
 // lessBeside finds the node that lacks least CPU or memory, and the request that fits there.
@@ -220,18 +203,18 @@ func (s *search) lessBeside() (Change, bool) {
 				continue
 			}
 			text := quantity(name, less)
-			a := s.x.world.newAsk(withAmount(s.a.pod, at, name, resource.MustParse(text)))
+			a := s.world.newAsk(withAmount(s.a.pod, at, name, resource.MustParse(text)))
 			if len(a.hindrances(one.n)) > 0 {
 				continue
 			}
-			n, ok := s.admits(a, []*nodeView{one.n})
+			n, ok := s.world.admits(a, []*nodeView{one.n})
 			if !ok {
 				continue
 			}
 			_, limited := at.of(s.a.pod).Resources.Limits[name]
 			c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %s %s instead of %s", text, name, quantity(name, have))}
 			s.remake.order(&c, at, name, text, limited)
-			return s.at(c, a, n, nil), true
+			return s.world.placed(c, a, n, nil), true
 		}
 	}
 	return Change{}, false
@@ -247,45 +230,117 @@ func compareFloats(a, b float64) int {
 	return 0
 }
 
-// dropSelector drops one key of the node selector.
-func (s *search) dropSelector() (Change, bool) {
-	for _, key := range slices.Sorted(maps.Keys(s.a.pod.Spec.NodeSelector)) {
-		changed := s.a.pod.DeepCopy()
-		delete(changed.Spec.NodeSelector, key)
-		a := s.x.world.newAsk(changed)
-		var nodes []*nodeView
-		for i := range s.nodes {
-			if j := &s.nodes[i]; len(j.hindrances) == 1 && j.hindrances[0].code == Selector && len(a.hindrances(j.n)) == 0 {
-				nodes = append(nodes, j.n)
+// drop is the pod with less of what it selects nodes by, which opens nodes.
+type drop struct {
+	keys     []string // of the node selector
+	affinity bool
+	a        *ask
+	nodes    []obstacle
+}
+
+func (d *drop) size() int {
+	if d.affinity {
+		return len(d.keys) + 1
+	}
+	return len(d.keys)
+}
+
+// drops are what the pod may drop, the least first, with the nodes that this opens beside other
+// changes of theirs, or without any. One of a DaemonSet is bound to its node by the affinity.
+func (s *search) drops(others bool) []drop {
+	p := s.a.pod
+	if s.remake.kind == kindDaemonSet || p.Spec.NodeName != "" {
+		return nil
+	}
+	byText := map[string]*drop{}
+	for i := range s.nodes {
+		j := &s.nodes[i]
+		var rest []hindrance
+		var d drop
+		for k := range j.hindrances {
+			switch h := &j.hindrances[k]; h.code {
+			case Selector:
+				d.keys = slices.Sorted(maps.Keys(missingLabels(p, j.n.Node)))
+			case Affinity:
+				d.affinity = true
+			default:
+				rest = append(rest, *h)
 			}
 		}
-		if n, ok := s.admits(a, nodes); ok {
-			c := Change{Kind: ChangeRequest, Text: "drop " + key + " from the node selector"}
-			s.remake.again(&c, []string{jsonPatch("remove", "/spec/nodeSelector/"+pointer(key), nil)})
-			return s.at(c, a, n, nil), true
+		o, ok := s.obstacle(j.n, rest)
+		if d.size() == 0 || !ok || (len(rest) > 0) != others || slices.ContainsFunc(j.n.Spec.Taints, isHandled) {
+			continue
+		}
+		text := fmt.Sprint(d.affinity, d.keys)
+		if byText[text] == nil {
+			changed := p.DeepCopy()
+			for _, key := range d.keys {
+				delete(changed.Spec.NodeSelector, key)
+			}
+			if d.affinity {
+				changed.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = nil
+			}
+			d.a = s.world.newAsk(changed)
+			byText[text] = &d
+		}
+		byText[text].nodes = append(byText[text].nodes, o)
+	}
+	var out []drop
+	for _, text := range slices.Sorted(maps.Keys(byText)) {
+		out = append(out, *byText[text])
+	}
+	slices.SortStableFunc(out, func(a, b drop) int { return a.size() - b.size() })
+	return out
+}
+
+// change is what the pod drops.
+func (d *drop) change(r *remake) Change {
+	var parts []string
+	var ops []operation
+	if len(d.keys) > 0 {
+		parts = append(parts, strings.Join(d.keys, " and ")+" from the node selector")
+	}
+	for _, key := range d.keys {
+		ops = append(ops, operation{Op: "remove", Path: "/spec/nodeSelector/" + pointer(key)})
+	}
+	if d.affinity {
+		parts = append(parts, "the required node affinity")
+		ops = append(ops, operation{Op: "remove", Path: "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"})
+	}
+	c := Change{Kind: ChangeRequest, Text: "drop " + strings.Join(parts, " and ")}
+	r.again(&c, ops)
+	return c
+}
+
+// dropSelector drops what the pod selects nodes by, as little as possible.
+func (s *search) dropSelector() (Change, bool) {
+	for _, d := range s.drops(false) {
+		if n, ok := s.world.admits(d.a, nodesOf(d.nodes)); ok {
+			return s.world.placed(d.change(&s.remake), d.a, n, nil), true
 		}
 	}
 	return Change{}, false
 }
 
-// pair is two changes of kinds 1 to 3 that admit the pod together: the cheapest.
+// pair are changes of kinds 1 to 3 that admit the pod together: the cheapest.
 func (s *search) pair() (Change, bool) {
-	join := func(first, second Change) Change {
-		second.Text = first.Text + ", and " + second.Text
-		second.Commands = append(slices.Clone(first.Commands), second.Commands...)
-		if first.By != "" {
-			second.By = first.By
-		}
-		return second
+	if n, ok := s.world.admits(s.a, nodesOf(s.barred)); ok {
+		return s.world.placed(s.opening(s.barred, n.Name), s.a, n, nil), true
 	}
-	shut := nodesOf(s.shut)
+	all := slices.Concat(s.shut, s.barred)
+	shut := nodesOf(all)
 	for v := range s.annotationVariants(s.a, shut) {
-		if n, ok := s.admits(v.a, shut); ok {
-			return join(changeFor(s.shut, n.Name), s.at(v.change, v.a, n, nil)), true
+		if n, ok := s.world.admits(v.a, shut); ok {
+			return join(s.opening(all, n.Name), s.world.placed(v.change, v.a, n, nil)), true
+		}
+	}
+	for _, d := range s.drops(true) {
+		if n, ok := s.world.admits(d.a, nodesOf(d.nodes)); ok {
+			return join(s.opening(d.nodes, n.Name), s.world.placed(d.change(&s.remake), d.a, n, nil)), true
 		}
 	}
 	if c, ok := s.lessUnits(s.a, shut); ok {
-		return join(changeFor(s.shut, c.Node), c), true
+		return join(s.opening(all, c.Node), c), true
 	}
 	for v := range s.annotationVariants(s.a, s.open) {
 		if c, ok := s.lessUnits(v.a, v.nodes); ok {
@@ -312,14 +367,14 @@ func (s *search) indivisible() (Change, bool) {
 			continue
 		}
 		p := withAmount(s.a.pod, where[0], name, *resource.NewQuantity(int64(rounded), resource.DecimalSI))
-		for v := range s.annotationVariants(s.x.world.newAsk(p), s.open) {
+		for v := range s.annotationVariants(s.world.newAsk(p), s.open) {
 			if v.a.shared.Devices != k || v.a.mistake != nil {
 				continue
 			}
-			if n, ok := s.admits(v.a, v.nodes); ok {
+			if n, ok := s.world.admits(v.a, v.nodes); ok {
 				c := Change{Kind: ChangeRequest, Text: fmt.Sprintf("request %d instead of %d", rounded, r.Peak())}
 				s.remake.order(&c, where[0], name, strconv.FormatInt(int64(rounded), 10), true)
-				best, units = s.remake.both(v.change, s.at(c, v.a, n, nil)), rounded
+				best, units = s.remake.both(v.change, s.world.placed(c, v.a, n, nil)), rounded
 			}
 			break
 		}

@@ -2,12 +2,16 @@ package why
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/divvy-gpu/divvy/internal/core/wire"
@@ -22,10 +26,17 @@ type Snapshot struct {
 	Pods []v1.Pod
 	// Events are those of the namespaces whose pods are explained.
 	Events []v1.Event
-	// Budgets are the PodDisruptionBudgets of all namespaces, where moves are planned.
+	// Budgets are the PodDisruptionBudgets of all namespaces.
 	Budgets []policyv1.PodDisruptionBudget
+	// Queues are the objects of Kueue and of gang scheduling.
+	Queues Queues
+	// Claims are read where a pod that is explained may wait for them.
+	Claims Claims
 	// Failed says what could not be read, and why.
 	Failed []Failure
+	// Controller gets the Deployment or StatefulSet of a kind and name, nil if it is not known; a
+	// nil func knows none.
+	Controller func(kind, namespace, name string) (runtime.Object, error)
 	// MayDelete reports whether the person may delete pods of a namespace; nil for no
 	// namespace.
 	MayDelete func(namespace string) bool
@@ -44,13 +55,25 @@ const (
 	SourceNodes  = "nodes"
 	SourcePods   = "pods of other namespaces"
 	SourceEvents = "events"
-	// SourceBudgets is missing from a plan of moves.
-	SourceBudgets = "PodDisruptionBudgets"
+	// SourceWorkloads and SourceGroups are missing from answers about pods that they queue.
+	SourceWorkloads = "Workloads of Kueue"
+	SourceGroups    = "PodGroups"
+	SourceBudgets   = "PodDisruptionBudgets"
 )
 
 // failed reports whether a source is missing.
 func (s *Snapshot) failed(source string) bool {
 	return slices.ContainsFunc(s.Failed, func(f Failure) bool { return f.Source == source })
+}
+
+// noteSource adds a note about a source that could not be read and that the answer needs.
+func (s *Snapshot) noteSource(e *Explanation, source string) {
+	for _, f := range s.Failed {
+		if f.Source == source {
+			e.Notes = append(e.Notes, fmt.Sprintf("The %s could not be read, so the answer may be incomplete: %s.", source,
+				strings.TrimSuffix(f.Reason, ".")))
+		}
+	}
 }
 
 // Owner is a controller whose pods are explained.
@@ -94,6 +117,27 @@ func (s *Snapshot) Waiting(namespace string) []*v1.Pod {
 	}
 	oldestFirst(out)
 	return out
+}
+
+// MayClaim reports whether a pod without a node may wait for devices by ResourceClaims: it names claims, or
+// requests an extended resource that no node offers, which kube-scheduler may turn into one.
+func (s *Snapshot) MayClaim(p *v1.Pod) bool {
+	if p.Spec.NodeName != "" || !waits(p) {
+		return false
+	}
+	return len(p.Spec.ResourceClaims) > 0 || slices.ContainsFunc(p.Spec.Containers, func(c v1.Container) bool {
+		for name := range c.Resources.Requests {
+			if strings.Contains(string(name), "/") && !s.offered(name) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// offered reports whether a node offers a resource to kubelet's device manager.
+func (s *Snapshot) offered(name v1.ResourceName) bool {
+	return slices.ContainsFunc(s.Nodes, func(n v1.Node) bool { q := n.Status.Allocatable[name]; return !q.IsZero() })
 }
 
 // Pod returns the pod of that name, nil for an unknown one.
@@ -140,6 +184,14 @@ func (s *Snapshot) Add(obj runtime.Object) {
 		s.Events = append(s.Events, *o)
 	case *policyv1.PodDisruptionBudget:
 		s.Budgets = append(s.Budgets, *o)
+	case *resourceapi.ResourceClaim:
+		s.Claims.Claims = append(s.Claims.Claims, *o)
+	case *resourceapi.DeviceClass:
+		s.Claims.Classes = append(s.Claims.Classes, *o)
+	case *resourceapi.ResourceSlice:
+		s.Claims.Slices = append(s.Claims.Slices, *o)
+	case *unstructured.Unstructured:
+		s.Queues.add(o)
 	}
 }
 

@@ -19,7 +19,10 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 )
 
-var traceDir = flag.String("why.trace", "", "folder with the nodes and pods of the trace, for TestTrace")
+// sample has a few rows like those of the trace, which is not part of the repository.
+const sample = "testdata/trace"
+
+var traceDir = flag.String("why.trace", sample, "folder with the nodes and pods of the trace, for TestTrace")
 
 // table reads columns of a file of the trace, as numbers.
 func table(t *testing.T, file string, columns ...string) [][]int64 {
@@ -64,7 +67,7 @@ func loaded(t *testing.T, seed int64, nodes, waiting int) (*builder, *board) {
 	rng.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 	for i := range nodes {
 		name := fmt.Sprintf("n%04d", i)
-		units := make([]accel.Units, kinds[i][0])
+		units := make([]accel.Units, kinds[i%len(kinds)][0])
 		for d := range units {
 			units[d] = 1000
 		}
@@ -139,16 +142,17 @@ func loaded(t *testing.T, seed int64, nodes, waiting int) (*builder, *board) {
 	return b, o
 }
 
-// TestTrace prints the tables of docs/simulate.md about states of a public trace.
+// TestTrace checks plans for states of a public trace and prints the tables of docs/simulate.md;
+// without the trace it checks a few small ones.
 func TestTrace(t *testing.T) {
-	if *traceDir == "" {
-		t.Skip("-why.trace is not set")
+	sizes, seeds, small := []int{20, 100, 400}, int64(5), int64(200)
+	if *traceDir == sample {
+		sizes, seeds, small = []int{10}, 2, 20
 	}
-	for _, nodes := range []int{20, 100, 400} {
+	for _, nodes := range sizes {
 		var waits, now, units, admitted, usable, moves int
 		began := time.Now()
-		const seeds = 5
-		for seed := range int64(seeds) {
+		for seed := range seeds {
 			b, o := loaded(t, seed, nodes, 10)
 			for i := range b.Pods {
 				if q := b.Pods[i].Spec.Containers[0].Resources.Requests[memory]; b.Pods[i].Spec.NodeName == "" {
@@ -179,7 +183,7 @@ func TestTrace(t *testing.T) {
 	}
 	// Small ones, beside the fewest moves for one pod that waits.
 	states, possible, best, found, moves := 0, 0, 0, 0, 0
-	for seed := range int64(200) {
+	for seed := range small {
 		b, o := loaded(t, seed, 3, 1)
 		if b.Snapshot.Pod("team-a", "w0") == nil {
 			continue
@@ -195,6 +199,9 @@ func TestTrace(t *testing.T) {
 		if len(p.Admitted) == 1 {
 			found, moves = found+1, moves+len(p.Moves)
 		}
+	}
+	if states == 0 || possible == 0 {
+		t.Errorf("of %d small states %d are possible with 1 or 2 moves: nothing was compared", states, possible)
 	}
 	t.Logf("3 nodes: of %d states %d are possible with 1 or 2 moves, %d in sum; planned %d, %d moves", states, possible, best, found, moves)
 }

@@ -29,6 +29,8 @@ const (
 type victim struct {
 	pod   *v1.Pod
 	parts map[accel.DeviceID]accel.Units
+	// beside is how much it holds of what else is short.
+	beside int64
 }
 
 // byPods are the codes of hindrances that pods of the node cause, and that their end may remove.
@@ -44,13 +46,17 @@ func (j *judged) movable() bool {
 	return slices.Contains([]Code{"", NoDeviceFits, InsufficientCapacity, CapacityReserved, Ending, HeldAsOther, UnhealthyDevice}, j.code)
 }
 
-// victims are the pods of a node that hold the resource and stay away once they end.
-func (s *search) victims(c *candidate) []victim {
+// holders are the pods of the node that hold the resource, or what else is short, and stay away
+// once they end.
+func (c *candidate) holders() []victim {
 	var out []victim
-	about := s.a.resource()
 	for _, p := range c.n.pods {
-		if p.DeletionTimestamp == nil && p.requests[about] > 0 && !stays(p.Pod) && !related(p.Pod, s.a.pod) {
-			out = append(out, victim{pod: p.Pod, parts: map[accel.DeviceID]accel.Units{}})
+		if p.DeletionTimestamp == nil && c.wants(p) && !stays(p.Pod) && !ofSystem(p.Pod) && !related(p.Pod, c.a.pod) {
+			v := victim{pod: p.Pod, parts: map[accel.DeviceID]accel.Units{}}
+			for i := range c.short {
+				v.beside = max(v.beside, p.requests[c.short[i].resource])
+			}
+			out = append(out, v)
 		}
 	}
 	for _, d := range c.devices {
@@ -64,6 +70,19 @@ func (s *search) victims(c *candidate) []victim {
 	}
 	slices.SortFunc(out, func(a, b victim) int { return compareVictims(a.pod, b.pod) })
 	return out
+}
+
+// wants reports whether a pod holds anything that the pod lacks.
+func (c *candidate) wants(p placedPod) bool {
+	return p.requests[c.a.resource()] > 0 || slices.ContainsFunc(c.short, func(h hindrance) bool {
+		switch h.code {
+		case Pods:
+			return true
+		case Ports:
+			return len(hostPorts(p.Pod)) > 0
+		}
+		return p.requests[h.resource] > 0
+	})
 }
 
 // stays reports whether a pod belongs to its node, and returns at once when it ends.
@@ -125,19 +144,22 @@ func better(a, b []*v1.Pod) bool {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(recreated(a), recreated(b)), cmp.Compare(pa, pb), ob.Compare(oa)) < 0
 }
 
-// candidate is a node of which pods may end.
+// candidate is a node of which pods may end for one that waits.
 type candidate struct {
+	world   *world
+	a       *ask
 	n       *nodeView
+	short   []hindrance // what pods cause besides
 	devices []ledger.DeviceUsage
 	victims []victim
 	least   int // pods that must end at least
 }
 
 // newCandidate returns a node with the pods that may end there.
-func newCandidate(s *search, n *nodeView) candidate {
-	usage, _ := s.x.world.ledger.Node(s.a.shared.Resource, n.Name)
-	c := candidate{n: n, devices: usage.Devices}
-	c.victims = s.victims(&c)
+func newCandidate(w *world, a *ask, n *nodeView, short []hindrance) candidate {
+	usage, _ := w.ledger.Node(a.shared.Resource, n.Name)
+	c := candidate{world: w, a: a, n: n, short: short, devices: usage.Devices}
+	c.victims = c.holders()
 	return c
 }
 
@@ -149,8 +171,8 @@ func (s *search) endPods() (Change, bool) {
 	var all []candidate
 	for i := range s.nodes {
 		if j := &s.nodes[i]; j.movable() {
-			c := newCandidate(s, j.n)
-			if c.least = s.least(&c, c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
+			c := newCandidate(s.world, s.a, j.n, j.hindrances)
+			if c.least = c.atLeast(c.victims); c.least <= len(c.victims) && len(c.victims) > 0 {
 				all = append(all, c)
 			}
 		}
@@ -168,7 +190,7 @@ func (s *search) endPods() (Change, bool) {
 			most = min(most, len(best.pods))
 		}
 		if len(c.victims) > exactPods {
-			if pods := s.greedy(c, &trials); pods != nil && (best == nil || better(pods, best.pods)) {
+			if pods := c.greedy(&trials); pods != nil && (best == nil || better(pods, best.pods)) {
 				best = &ends{c.n, pods}
 			}
 			continue
@@ -180,10 +202,10 @@ func (s *search) endPods() (Change, bool) {
 				if trials--; trials <= 0 {
 					break
 				}
-				if best != nil && !better(pods, best.pods) || !s.enough(c, set) {
+				if best != nil && !better(pods, best.pods) || !c.enough(set) {
 					continue
 				}
-				if trials -= copyTrials; s.fitsWithout(c.n, s.a, uidsOf(pods), goneUIDs(uidsOf(pods))) {
+				if trials -= copyTrials; s.world.fitsWithout(c.n, s.a, uidsOf(pods), goneUIDs(uidsOf(pods))) {
 					best, found = &ends{c.n, pods}, true
 				}
 			}
@@ -204,15 +226,18 @@ func (s *search) ending(b *ends) Change {
 	var texts []string
 	may := true
 	for _, p := range b.pods {
-		text := count(int(requestsOf(p)[s.a.resource()]), "unit")
+		text := s.heldText(p)
 		if priority := corev1helpers.PodPriority(p); priority > corev1helpers.PodPriority(s.a.pod) {
 			text += fmt.Sprintf("; its priority is higher, %d", priority)
 		}
 		if owner := ownerText(p); owner != "" {
 			text += fmt.Sprintf("; %s recreates it", owner)
 		}
+		if budget, protected := s.snapshot.budgetOf(p); protected {
+			text += fmt.Sprintf("; PodDisruptionBudget %s allows no disruption", budget)
+		}
 		texts = append(texts, fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, text))
-		may = may && s.x.snapshot.MayDelete != nil && s.x.snapshot.MayDelete(p.Namespace)
+		may = may && s.snapshot.MayDelete != nil && s.snapshot.MayDelete(p.Namespace)
 		may = may && named(p.Namespace, p.Name)
 		c.Commands = append(c.Commands, kubectl("delete", "pod", "-n", p.Namespace, p.Name))
 	}
@@ -220,15 +245,30 @@ func (s *search) ending(b *ends) Change {
 	if !may {
 		c.Commands, c.By = nil, "a user who may delete the pods"
 	}
-	c = s.at(c, s.a, b.n, goneUIDs(uidsOf(b.pods)))
+	c = s.world.placed(c, s.a, b.n, goneUIDs(uidsOf(b.pods)))
 	c.Verified = c.Verified && recreated(b.pods) == 0 // which of the two gets the devices, the order of the queue says
 	return c
 }
 
-// least is how many pods must end on a node at least: enough of the largest on each of as
-// many devices as the pod needs.
-func (s *search) least(c *candidate, victims []victim) int {
-	r := s.a.shared
+// heldText is what a pod holds of what the pod lacks: units, or else CPU and the like.
+func (s *search) heldText(p *v1.Pod) string {
+	held := requestsOf(p)
+	if units := held[s.a.resource()]; units > 0 || s.a.resource() == "" {
+		return count(int(units), "unit")
+	}
+	var parts []string
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+		if held[name] > 0 {
+			parts = append(parts, quantity(name, held[name])+" "+string(name))
+		}
+	}
+	return cmp.Or(strings.Join(parts, ", "), "no units")
+}
+
+// atLeast is how many of some pods must end on the node at least: enough of the largest on each
+// of as many devices as the pod needs.
+func (c *candidate) atLeast(victims []victim) int {
+	r := c.a.shared
 	if r.Resource == "" {
 		return 1
 	}
@@ -265,21 +305,21 @@ func (s *search) least(c *candidate, victims []victim) int {
 }
 
 // enough reports, without a copy, whether the devices would have enough without a set.
-func (s *search) enough(c *candidate, set []int) bool {
-	if s.a.shared.Resource == "" {
+func (c *candidate) enough(set []int) bool {
+	if c.a.shared.Resource == "" {
 		return true
 	}
 	chosen := make([]victim, len(set))
 	for i, at := range set {
 		chosen[i] = c.victims[at]
 	}
-	return s.least(c, chosen) <= len(set)
+	return c.atLeast(chosen) <= len(set)
 }
 
-// greedy ends the largest pods of one device after the other until the pod fits, then lets
-// those live that need not end.
-func (s *search) greedy(c *candidate, trials *int) []*v1.Pod {
-	r, n := s.a.shared, c.n
+// greedy ends the largest pods of one device after the other until the pod fits, then those that
+// hold most of what else is short, and lets those live that need not end.
+func (c *candidate) greedy(trials *int) []*v1.Pod {
+	r, n := c.a.shared, c.n
 	order := slices.Clone(c.victims)
 	var pods []*v1.Pod
 	sizes := func(v victim) accel.Units {
@@ -292,9 +332,11 @@ func (s *search) greedy(c *candidate, trials *int) []*v1.Pod {
 	try := func(pods []*v1.Pod) bool {
 		gone := uidsOf(pods)
 		*trials -= copyTrials
-		return *trials > 0 && s.fitsWithout(n, s.a, gone, goneUIDs(gone))
+		return *trials > 0 && c.world.fitsWithout(n, c.a, gone, goneUIDs(gone))
 	}
-	slices.SortStableFunc(order, func(a, b victim) int { return cmp.Compare(sizes(b), sizes(a)) })
+	slices.SortStableFunc(order, func(a, b victim) int {
+		return cmp.Or(cmp.Compare(sizes(b), sizes(a)), cmp.Compare(b.beside, a.beside))
+	})
 	var best []*v1.Pod
 	in := n.inventory(r.Resource)
 	devices := 1
@@ -303,15 +345,17 @@ func (s *search) greedy(c *candidate, trials *int) []*v1.Pod {
 	}
 	for d := range devices {
 		pods = nil
-		for _, v := range order {
-			if in == nil || r.Devices > 1 || v.parts[in.Shares[d].ID] > 0 {
-				pods = append(pods, v.pod)
-			}
-			if len(pods) > 0 && try(pods) {
-				break
-			}
+		onDevice := func(v victim) bool { return in == nil || r.Devices > 1 || v.parts[in.Shares[d].ID] > 0 }
+		first, rest := partition(order, onDevice)
+		if len(c.short) > 0 {
+			first = append(first, rest...)
 		}
-		if len(pods) == 0 || !try(pods) {
+		fit := false
+		for i := 0; i < len(first) && !fit; i++ {
+			pods = append(pods, first[i].pod)
+			fit = try(pods)
+		}
+		if !fit {
 			continue
 		}
 		for i := 0; i < len(pods); {
@@ -329,6 +373,18 @@ func (s *search) greedy(c *candidate, trials *int) []*v1.Pod {
 		}
 	}
 	return best
+}
+
+// partition splits a list, in its order.
+func partition(all []victim, is func(victim) bool) (yes, no []victim) {
+	for _, v := range all {
+		if is(v) {
+			yes = append(yes, v)
+		} else {
+			no = append(no, v)
+		}
+	}
+	return yes, no
 }
 
 func podsOf(victims []victim, set []int) []*v1.Pod {
@@ -385,8 +441,21 @@ func isHandled(t v1.Taint) bool {
 	case "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
 		return true
 	}
-	return strings.Contains(t.Key, "cloudprovider.kubernetes.io/") || strings.HasPrefix(t.Key, "karpenter.sh/") ||
-		strings.HasSuffix(t.Key, "/agent-not-ready")
+	return isStartup(t) || strings.Contains(t.Key, "cloudprovider.kubernetes.io/") || strings.HasPrefix(t.Key, "karpenter.sh/")
+}
+
+// startupTaints are the beginnings of the keys of taints that a node has until something on it
+// is ready. Cluster autoscalers know them by these.
+var startupTaints = []string{
+	"startup-taint.cluster-autoscaler.kubernetes.io/", "ignore-taint.cluster-autoscaler.kubernetes.io/", "readiness.k8s.io/",
+	"node.cloudprovider.kubernetes.io/uninitialized", "karpenter.sh/unregistered",
+}
+
+// isStartup reports whether a taint says that its node is not ready for pods yet. What set it
+// removes it.
+func isStartup(t v1.Taint) bool {
+	return strings.HasSuffix(t.Key, "/agent-not-ready") ||
+		slices.ContainsFunc(startupTaints, func(prefix string) bool { return strings.HasPrefix(t.Key, prefix) })
 }
 
 // isPassing reports whether a taint is one of a state of its node, which a controller sets and
@@ -441,12 +510,11 @@ func (s *search) moreNodes() (Change, bool) {
 		if about := s.a.resource(); about != "" && s.a.requests[about] > s.a.free(&fresh, about) {
 			continue
 		}
+		if !s.a.offeredBy(j.n) {
+			continue
+		}
 		if r := s.a.shared; r.Resource != "" {
-			in := j.n.inventory(r.Resource)
-			if in == nil || r.Devices > 1 && !in.Several {
-				continue
-			}
-			l := s.x.world.another(j.n.Name, func(h *heldUnits) bool { return gone[types.UID(h.Pod.UID)] || isEnding(h) })
+			l := s.world.another(j.n.Name, func(h *heldUnits) bool { return gone[types.UID(h.Pod.UID)] || isEnding(h) })
 			if fits(l, r, anotherNode).Code != accel.Fits {
 				continue
 			}

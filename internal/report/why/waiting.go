@@ -1,10 +1,8 @@
 package why
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -12,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/cause"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
@@ -20,21 +18,26 @@ import (
 // backOff is kube-scheduler's longest time between two attempts to place a pod, by default.
 const backOff = 10 * time.Second
 
-// explainWaiting explains a pod without a node.
-func (x *Explainer) explainWaiting(e *Explanation, a *ask) {
-	p := a.pod
+// diagnosis explains a pod without a node.
+type diagnosis struct {
+	snapshot *Snapshot
+	world    *world
+	a        *ask
+	e        *Explanation
+	// nodes are what the nodes say of the pod, once they are asked.
+	nodes []judged
+	// lacksClaim is true where a cause says what a claim of the pod lacks.
+	lacksClaim bool
+}
+
+// explain writes the explanation.
+func (d *diagnosis) explain() {
+	p, a, e := d.a.pod, d.a, d.e
 	e.State = StateWaits
-	condition := scheduled(p)
-	x.explainScheduler(e, p, condition)
-	message := ""
-	if condition != nil {
-		message = condition.Message
-	}
-	if message == "" {
-		message = x.lastFailure(p)
-	}
+	d.explainScheduler()
+	message := d.snapshot.messageOf(p)
 	reasons := reasonsOf(message)
-	if x.snapshot.failed(SourceNodes) || x.snapshot.failed(SourcePods) {
+	if d.snapshot.failed(SourceNodes) || d.snapshot.failed(SourcePods) {
 		e.Partial = true
 		for _, r := range reasons {
 			e.Causes = append(e.Causes, Cause{Code: r.code, Object: podText(p), Detail: r.text, Evidence: evidence(message)})
@@ -44,56 +47,48 @@ func (x *Explainer) explainWaiting(e *Explanation, a *ask) {
 			"An administrator who runs the same command sees more.")
 		return
 	}
-	if a.shared.Resource != "" && len(x.world.record.inventories) == 0 {
+	if a.shared.Resource != "" && len(d.world.record.inventories) == 0 {
 		e.Notes = append(e.Notes, "No node publishes devices that Divvy shares; kubectl divvy doctor examines the installation.")
 	}
-	x.explainRequest(e, a)
+	d.explainGang()
+	d.explainRequest()
 	blocked := len(e.Causes) > 0 // whatever nodes have
-	nodes := x.world.judge(a)
-	x.explainNodes(e, a, nodes)
-	x.explainMessage(e, p, nodes, reasons, message)
-	x.explainPriority(e, a, nodes)
-	x.explainAutoscaler(e, a, nodes)
+	d.nodes = d.world.judge(a)
+	d.explainNodes()
+	if d.explainClaims(); d.lacksClaim {
+		reasons = slices.DeleteFunc(reasons, func(r reason) bool { return r.code == Claim }) // it says less
+	}
+	d.explainMessage(reasons, message)
+	d.explainPriority()
+	d.explainAutoscaler()
 	if slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == ForeignScheduler || c.Code == UnknownScheduler }) {
 		blocked = true
 	}
-	x.explainChanges(e, a, nodes, blocked)
-	x.explainHope(e, a, nodes)
+	d.explainChanges(blocked)
+	d.explainHope()
 }
 
 // explainScheduler says if no scheduler places the pod.
-func (x *Explainer) explainScheduler(e *Explanation, p *v1.Pod, condition *v1.PodCondition) {
+func (d *diagnosis) explainScheduler() {
+	p, e := d.a.pod, d.e
 	name := p.Spec.SchedulerName
-	shares := len(x.world.newAsk(p).shared.Containers) > 0
-	system, foreign := foreignSchedulers[name]
-	seen := condition != nil || p.Status.NominatedNodeName != ""
+	shares := len(d.a.shared.Containers) > 0
+	system := cause.ForeignScheduler(name)
+	seen := scheduled(p) != nil || p.Status.NominatedNodeName != ""
 	switch {
-	case foreign && shares:
+	case system != "" && shares:
 		e.Causes = append(e.Causes, Cause{Code: ForeignScheduler, Object: podText(p), Evidence: []string{"spec.schedulerName: " + name},
 			Detail: fmt.Sprintf("%s (schedulerName %s) does not ask Divvy which device has free memory; create the pod again with the "+
 				"scheduler that serves Divvy", system, name)})
-	case !seen && x.snapshot.Taken.Sub(p.CreationTimestamp.Time) > unseenAfter:
+	case !seen && d.snapshot.Taken.Sub(p.CreationTimestamp.Time) > unseenAfter:
 		e.Causes = append(e.Causes, Cause{Code: UnknownScheduler, Object: podText(p), Evidence: []string{"spec.schedulerName: " + name},
 			Detail: fmt.Sprintf("no scheduler has processed the pod; check that a scheduler named %q runs", name)})
 	}
 }
 
-// lastFailure is the message of the newest event FailedScheduling, "" for none.
-func (x *Explainer) lastFailure(p *v1.Pod) string {
-	message, at := "", time.Time{}
-	for i := range x.snapshot.Events {
-		ev := &x.snapshot.Events[i]
-		when := cmp.Or(ev.LastTimestamp.Time, ev.EventTime.Time)
-		if ev.Reason == "FailedScheduling" && isAbout(ev, p) && !when.Before(at) {
-			message, at = ev.Message, when
-		}
-	}
-	return message
-}
-
 // explainRequest says what is wrong with the request itself.
-func (x *Explainer) explainRequest(e *Explanation, a *ask) {
-	p := a.pod
+func (d *diagnosis) explainRequest() {
+	p, a, e := d.a.pod, d.a, d.e
 	add := func(code Code, evidence []string, format string, args ...any) {
 		e.Causes = append(e.Causes, Cause{Code: code, Object: podText(p), Detail: fmt.Sprintf(format, args...), Evidence: evidence})
 	}
@@ -108,9 +103,12 @@ func (x *Explainer) explainRequest(e *Explanation, a *ask) {
 	for _, mistake := range mistakes(a.mistake) {
 		add(codeOfMistake(mistake), []string{mistake.Key + ": " + p.Annotations[mistake.Key]}, "%s", mistake.Error())
 	}
-	offered := x.world.offeredNames()
+	offered := d.world.offeredNames()
 	for _, name := range sortedNames(a.requests) {
 		if !strings.Contains(string(name), "/") || a.requests[name] <= 0 || slices.Contains(offered, string(name)) {
+			continue
+		}
+		if explainUnconverted(e, p, name) || d.snapshot.Claims.classOf(name) != nil {
 			continue
 		}
 		near := nearest(string(name), offered)
@@ -122,18 +120,20 @@ func (x *Explainer) explainRequest(e *Explanation, a *ask) {
 			add(Misspelt, []string{"offered: " + near}, "no node offers %s; the nearest name that nodes offer is %s", name, near)
 		default:
 			like := kin(string(name), offered)
-			x.explainAbsent(e, a, name, like)
+			d.explainAbsent(name, like)
 		}
 	}
-	x.explainUnit(e, a)
+	d.explainUnit()
+	d.explainSelection()
 }
 
 // explainAbsent says that no node offers a resource, unless nodes say why they do not.
-func (x *Explainer) explainAbsent(e *Explanation, a *ask, name v1.ResourceName, like []string) {
+func (d *diagnosis) explainAbsent(name v1.ResourceName, like []string) {
+	e, a := d.e, d.a
 	if name == a.resource() {
-		for _, n := range x.world.nodes {
+		for _, n := range d.world.nodes {
 			if j := (judged{n: n}); a.shared.Resource != "" {
-				if x.world.judgeAbsent(a, &j); j.offers() {
+				if (&judge{d.world, a}).absent(&j); j.offers() {
 					return // the node's own cause says more
 				}
 			}
@@ -147,41 +147,13 @@ func (x *Explainer) explainAbsent(e *Explanation, a *ask, name v1.ResourceName, 
 }
 
 // explainUnit says if a request looks like MiB.
-func (x *Explainer) explainUnit(e *Explanation, a *ask) {
-	if n, largest := x.mebibytes(a); n > 0 {
+func (d *diagnosis) explainUnit() {
+	e, a := d.e, d.a
+	if n, largest := d.world.mebibytes(a); n > 0 {
 		e.Causes = append(e.Causes, Cause{Code: UnitMismatch, Object: podText(a.pod), Detail: fmt.Sprintf(
 			"%d units of %s are more than any device has (%d), and look like MiB: %d MiB are %s", a.shared.Peak(), a.shared.Resource,
 			largest, a.shared.Peak(), count(int(n), "unit"))})
 	}
-}
-
-// leastMebibytes is the least request that is taken for MiB.
-const leastMebibytes = 1024
-
-// mebibytes returns the units of a request that was written in MiB, 0 where it was not,
-// and the units of the largest device.
-func (x *Explainer) mebibytes(a *ask) (units, largest accel.Units) {
-	r := a.shared
-	unit, err := sharing.ParseMemoryUnit(x.world.unitOf(r.Resource))
-	if err != nil || a.mistake != nil || r.Peak() > math.MaxInt64>>20 {
-		return 0, 0
-	}
-	var memory int64 // of the largest device
-	for _, n := range x.world.nodes {
-		if in := n.inventory(r.Resource); in != nil {
-			for _, s := range in.Shares {
-				if s.Units > largest {
-					largest, memory = s.Units, s.MemoryBytes
-				}
-			}
-		}
-	}
-	units = unit.Holding(uint64(r.Peak())<<20, memory) //nolint:gosec // not below 0
-	k := accel.Units(max(r.Devices, 1))
-	if units = (units + k - 1) / k * k; r.Peak() < leastMebibytes || r.Peak()/k <= largest || units/k > largest {
-		return 0, largest
-	}
-	return units, largest
 }
 
 func sortedNames(a amounts) []v1.ResourceName {
@@ -205,6 +177,9 @@ func (a *ask) wrong() Code {
 }
 
 func codeOfMistake(mistake *kube.AskError) Code {
+	if mistake.Key == wire.PolicyAnnotation {
+		return PolicyUnknown
+	}
 	if mistake.Key == wire.CountAnnotation && strings.Contains(mistake.Err.Error(), "divided") {
 		return NotDivisible
 	}
@@ -231,7 +206,8 @@ func mistakes(err error) []*kube.AskError {
 }
 
 // explainNodes adds a cause for each code of nodes, and the list of nodes.
-func (x *Explainer) explainNodes(e *Explanation, a *ask, nodes []judged) {
+func (d *diagnosis) explainNodes() {
+	e, nodes := d.e, d.nodes
 	causes := map[Code]*Cause{}
 	details := map[Code][]string{}
 	offering := 0
@@ -265,7 +241,7 @@ func (x *Explainer) explainNodes(e *Explanation, a *ask, nodes []judged) {
 	if anyFits(nodes) {
 		return // what the others lack does not keep the pod waiting
 	}
-	if len(e.Nodes) == 0 && len(x.world.nodes) == 0 {
+	if len(e.Nodes) == 0 && len(d.world.nodes) == 0 {
 		e.Causes = append(e.Causes, Cause{Code: NoSuchResource, Detail: "the cluster has no nodes"})
 	}
 	for _, code := range codes {
@@ -274,32 +250,31 @@ func (x *Explainer) explainNodes(e *Explanation, a *ask, nodes []judged) {
 			continue
 		}
 		c.Object = count(len(c.Nodes), "node")
-		c.Detail = x.nodesDetail(a, code, details[code])
+		c.Detail = d.nodesDetail(code, details[code])
 		e.Causes = append(e.Causes, *c)
 	}
 }
 
 // nodesDetail is the clause of a cause of nodes.
-func (x *Explainer) nodesDetail(a *ask, code Code, details []string) string {
-	r := a.shared
+func (d *diagnosis) nodesDetail(code Code, details []string) string {
+	a, r := d.a, d.a.shared
 	units, about := r.Peak(), string(a.resource())
-	size := fmt.Sprintf("%d units of %s", units, about)
+	memory := ""
+	if b := bytesOf(d.world.unitOf(r.Resource), units); b > 0 {
+		memory = gigabytes(b)
+	}
+	size := cause.Size(&r, memory)
 	if r.Resource == "" {
 		size = fmt.Sprintf("%d of %s", a.requests[a.resource()], about)
-	} else if b := bytesOf(x.world.unitOf(r.Resource), units); b > 0 {
-		size += " (" + gigabytes(b) + ")"
 	}
-	devices := "no device has " + size + " free"
-	if r.Devices > 1 {
-		devices = fmt.Sprintf("no node has %d devices with %d units of %s free on each", r.Devices, units/accel.Units(r.Devices), about)
-	}
+	devices := cause.NoneFree(&r, size)
 	switch code {
 	case NoDeviceFits:
 		return devices
 	case InsufficientCapacity:
 		return "no node has " + size + " free"
 	case LargerThanDevice:
-		return size + " are more than any device has"
+		return cause.TooLarge(size)
 	case TooFewDevices:
 		return fmt.Sprintf("no node has %d suitable devices of %d units or more", r.Devices, units/accel.Units(max(r.Devices, 1)))
 	case HeldAsOther, UnhealthyDevice, CapacityReserved, Ending:
@@ -325,8 +300,12 @@ func selectionKeys(p *v1.Pod) []string {
 
 // explainMessage adds what only kube-scheduler knows, and what is left where nothing was
 // found.
-func (x *Explainer) explainMessage(e *Explanation, p *v1.Pod, nodes []judged, reasons []reason, message string) {
+func (d *diagnosis) explainMessage(reasons []reason, message string) {
+	p, e, nodes := d.a.pod, d.e, d.nodes
 	for _, r := range reasons {
+		if r.code == ExtenderDown {
+			explainKey(e, d.snapshot)
+		}
 		if quoted(r.code) || r.code == NodeNotLabelled && !slices.ContainsFunc(nodes, func(j judged) bool { return j.code == r.code }) {
 			e.Causes = append(e.Causes, Cause{Code: r.code, Object: podText(p), Detail: "kube-scheduler: " + r.text,
 				Evidence: evidence(message)})
@@ -344,62 +323,45 @@ func (x *Explainer) explainMessage(e *Explanation, p *v1.Pod, nodes []judged, re
 	if len(fit) == 0 || len(e.Causes) > 0 && slices.ContainsFunc(e.Causes, func(c Cause) bool { return len(c.Nodes) == 0 }) {
 		return
 	}
-	e.Causes = append(e.Causes, Cause{Code: Backoff, Object: count(len(fit), "node"), Nodes: fit, Evidence: evidence(message),
-		Detail: "the pod fits now on " + listed(fit, 3) + "; kube-scheduler tries a pod again after a back-off of up to 10 s"})
+	detail := "the pod fits now on " + listed(fit, 3) + "; kube-scheduler tries a pod again after a back-off of up to 10 s"
+	if others := d.world.unjudged(p); len(others) > 0 {
+		detail = fmt.Sprintf("the pod fits on %s by all that is judged here; kube-scheduler also looks at %s", listed(fit, 3),
+			strings.Join(others, ", "))
+	}
+	e.Causes = append(e.Causes, Cause{Code: Backoff, Object: count(len(fit), "node"), Nodes: fit, Detail: detail,
+		Evidence: evidence(message)})
 }
 
 func anyFits(nodes []judged) bool {
 	return slices.ContainsFunc(nodes, func(j judged) bool { return j.fits() })
 }
 
-// explainPriority says if priorities stand against the pod.
-func (x *Explainer) explainPriority(e *Explanation, a *ask, nodes []judged) {
-	r := a.shared
-	if r.Resource == "" || a.mistake != nil || anyFits(nodes) {
-		return
-	}
-	var higher, lower []string
-	for i := range nodes {
-		j := &nodes[i]
-		if len(j.hindrances) > 0 || j.code != NoDeviceFits && j.code != InsufficientCapacity {
-			continue
-		}
-		name := j.n.Name
-		less := func(h *heldUnits) bool { return h.Resource == r.Resource && h.Priority < r.Priority }
-		var some, most bool
-		for k := range x.world.record.held[name] {
-			h := &x.world.record.held[name][k]
-			some, most = some || less(h), most || h.Resource == r.Resource && h.Priority > r.Priority
-		}
-		switch {
-		case some && fits(x.world.copyOf([]string{name}, less, true), r, name).Code == accel.Fits:
-			lower = append(lower, name)
-		case most:
-			higher = append(higher, name)
-		}
-	}
-	never := a.pod.Spec.PreemptionPolicy != nil && *a.pod.Spec.PreemptionPolicy == v1.PreemptNever
-	switch {
-	case len(lower) > 0 && never:
-		e.Causes = append(e.Causes, Cause{Code: PreemptNever, Object: count(len(lower), "node"), Nodes: lower,
-			Evidence: []string{"spec.preemptionPolicy: Never"},
-			Detail:   "pods of lower priority hold enough, but the pod's priority class does not preempt"})
-	case len(lower) == 0 && len(higher) > 0:
-		e.Causes = append(e.Causes, Cause{Code: LowPriority, Object: count(len(higher), "node"), Nodes: higher,
-			Detail: fmt.Sprintf("pods of higher priority than %d hold the devices", r.Priority)})
-	}
+// autoscalerCodes are the codes of what the cluster autoscaler says of a group of nodes that
+// would do.
+var autoscalerCodes = []struct {
+	part   string
+	code   Code
+	detail string
+}{
+	{"max node group size reached", AtMaximum, "the cluster autoscaler would add a node, but the group of nodes has its maximum size"},
+	{"max cluster", AtMaximum, "the cluster autoscaler would add a node, but the cluster has its maximum size"},
+	{"in backoff", BackingOff, "the cluster autoscaler could not add a node, and tries again after a back-off"},
 }
 
 // explainAutoscaler says what an autoscaler makes of the pod: it counts sums.
-func (x *Explainer) explainAutoscaler(e *Explanation, a *ask, nodes []judged) {
+func (d *diagnosis) explainAutoscaler() {
+	e, a, nodes := d.e, d.a, d.nodes
 	if a.resource() == "" {
 		return
 	}
-	for i := range x.snapshot.Events {
-		if ev := &x.snapshot.Events[i]; isAbout(ev, a.pod) && (ev.Reason == "TriggeredScaleUp" || ev.Reason == "NotTriggerScaleUp") {
-			e.Autoscaler = &Autoscaler{Sees: true, Why: ev.Reason + ": " + ev.Message}
-			return
+	if says := d.snapshot.autoscalerSays(a.pod); says != "" {
+		e.Autoscaler = &Autoscaler{Sees: true, Why: says}
+		for _, known := range autoscalerCodes {
+			if strings.Contains(says, known.part) && !anyFits(nodes) {
+				e.Causes = append(e.Causes, Cause{Code: known.code, Object: podText(a.pod), Detail: known.detail, Evidence: []string{says}})
+			}
 		}
+		return
 	}
 	enough := 0
 	for i := range nodes {
@@ -415,7 +377,8 @@ func (x *Explainer) explainAutoscaler(e *Explanation, a *ask, nodes []judged) {
 }
 
 // explainHope says whether waiting helps.
-func (x *Explainer) explainHope(e *Explanation, a *ask, nodes []judged) {
+func (d *diagnosis) explainHope() {
+	e, a, nodes := d.e, d.a, d.nodes
 	var first *Code
 	for i := range e.Causes {
 		if c := e.Causes[i].Code; c == Backoff || c == Ending || c == CapacityReserved {
@@ -433,21 +396,30 @@ func (x *Explainer) explainHope(e *Explanation, a *ask, nodes []judged) {
 	switch {
 	case stuck:
 		e.Waiting.Why = "what is named above must change first"
-	case x.othersPlace(e, a.pod):
+	case d.lacksClaim:
+		e.Waiting.Why = "it helps only if what the claims lack is freed, or recovers"
+	case d.othersPlace():
 		e.Waiting.Why = fmt.Sprintf("the scheduler %q decides about the pod", a.pod.Spec.SchedulerName)
+	case first != nil && *first == Backoff && len(d.world.unjudged(a.pod)) > 0:
+		e.Waiting.Why = "unknown, because kube-scheduler also looks at what is not judged here"
 	case first != nil && *first == Backoff:
-		e.Waiting = Waiting{Helps: true, Until: x.snapshot.Taken.Add(backOff), Why: "the pod fits, and is tried again after a back-off"}
+		e.Waiting = Waiting{Helps: true, Until: d.snapshot.Taken.Add(backOff), Why: "the pod fits, and is tried again after a back-off"}
+	case slices.ContainsFunc(nodes, func(j judged) bool { return j.startsUp() }):
+		e.Waiting = Waiting{Helps: true, Why: "a node on which the pod fits is starting, and what set its taint removes it"}
 	case wait != nil && wait.stuck != "":
 		e.Waiting.Why = wait.stuck
 	case wait != nil && wait.Verified:
 		e.Waiting = Waiting{Helps: true, Until: wait.until, Why: "pods that are ending free enough"}
+	case wait != nil && wait.unsure && len(d.world.unjudged(a.pod)) == 0:
+		e.Waiting = Waiting{Helps: true, Until: wait.until,
+			Why: "pods that are ending free enough, unless pods that their controllers create again get it first"}
 	case wait != nil:
 		e.Waiting.Why = "pods that are ending free enough, but kube-scheduler also looks at what is not judged here"
 	case first != nil && *first == CapacityReserved:
 		e.Waiting = Waiting{Helps: true, Why: "the capacity is reserved for a pod that is being placed, which may leave some"}
 	case !slices.ContainsFunc(nodes, func(j judged) bool { return j.code == NoDeviceFits || j.code == InsufficientCapacity }):
 		e.Waiting.Why = "waiting alone does not resolve this"
-	case slices.ContainsFunc(nodes, func(j judged) bool { return x.world.ends(j.n, a) }):
+	case slices.ContainsFunc(nodes, func(j judged) bool { return d.ends(j.n) }):
 		e.Waiting.Why = "pods that are ending do not free enough"
 	default:
 		e.Waiting.Why = "nothing is ending; it helps only if pods end by themselves"
@@ -455,15 +427,15 @@ func (x *Explainer) explainHope(e *Explanation, a *ask, nodes []judged) {
 }
 
 // ends reports whether a pod that holds the resource is ending on a node.
-func (w *world) ends(n *nodeView, a *ask) bool {
-	return len(endingOn(w, n.Name, a.shared.Resource)) > 0 || slices.ContainsFunc(n.pods, func(p placedPod) bool {
-		return p.DeletionTimestamp != nil && p.requests[a.resource()] > 0
+func (d *diagnosis) ends(n *nodeView) bool {
+	return len(endingOn(d.world, n.Name, d.a.shared.Resource)) > 0 || slices.ContainsFunc(n.pods, func(p placedPod) bool {
+		return p.DeletionTimestamp != nil && p.requests[d.a.resource()] > 0
 	})
 }
 
 // othersPlace reports whether a scheduler that is not known to decide as kube-scheduler does
 // places the pod.
-func (x *Explainer) othersPlace(e *Explanation, p *v1.Pod) bool {
-	_, foreign := foreignSchedulers[p.Spec.SchedulerName]
-	return foreign || slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Code == UnknownScheduler })
+func (d *diagnosis) othersPlace() bool {
+	return cause.ForeignScheduler(d.a.pod.Spec.SchedulerName) != "" ||
+		slices.ContainsFunc(d.e.Causes, func(c Cause) bool { return c.Code == UnknownScheduler })
 }

@@ -2,13 +2,14 @@ package why
 
 import (
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
 
@@ -95,16 +96,18 @@ func (n *nodeView) without(gone map[types.UID]bool) *nodeView {
 type world struct {
 	snapshot *Snapshot
 	nodes    []*nodeView // by name
+	// pods are those that have not ended.
+	pods map[types.UID]*v1.Pod
 	// memory are the resources that the extender decides about.
 	memory []accel.Resource
 	record *record
 	ledger *ledger.Ledger
 	// repelling are the selectors of required anti-affinity of pods on nodes.
-	repelling []labels.Selector
+	repelling []*metav1.LabelSelector
 }
 
 func newWorld(s *Snapshot) *world {
-	w := &world{snapshot: s, record: &record{
+	w := &world{snapshot: s, pods: make(map[types.UID]*v1.Pod, len(s.Pods)), record: &record{
 		inventories: map[string][]accel.Inventory{}, held: map[string][]ledger.Holding{}, nominated: map[string][]nomination{},
 	}}
 	shared := map[accel.Resource]bool{}
@@ -112,12 +115,24 @@ func newWorld(s *Snapshot) *world {
 		shared[accel.Vendors[i].Memory] = true
 	}
 	byName := make(map[string]*nodeView, len(s.Nodes))
-	var listing []any // nodes that list pods which are ending
-	for i := range s.Nodes {
+	w.nodes = make([]*nodeView, len(s.Nodes))
+	requests, grants := make([]amounts, len(s.Pods)), make([]accel.Grant, len(s.Pods))
+	inParallel(len(s.Nodes), func(i int) {
 		n := &nodeView{Node: &s.Nodes[i], allocatable: amountsOf(s.Nodes[i].Status.Allocatable), used: amounts{}}
 		if text := n.Annotations[wire.InventoryAnnotation]; text != "" {
 			n.inventories, n.broken = wire.DecodeInventory(text)
 		}
+		w.nodes[i] = n
+	})
+	inParallel(len(s.Pods), func(i int) {
+		p := &s.Pods[i]
+		requests[i] = requestsOf(p)
+		if text := p.Annotations[wire.GrantAnnotation]; text != "" && p.Spec.NodeName != "" {
+			grants[i], _ = wire.DecodeGrantUnverified(text) // a pod with a broken one is on no device
+		}
+	})
+	var listing []any // nodes that list pods which are ending
+	for _, n := range w.nodes {
 		for _, in := range n.inventories {
 			shared[in.Resource] = shared[in.Resource] || in.Unit != ""
 		}
@@ -127,7 +142,6 @@ func newWorld(s *Snapshot) *world {
 					Name: n.Name, Annotations: map[string]string{wire.EndingAnnotation: text}}})
 			}
 		}
-		w.nodes = append(w.nodes, n)
 		byName[n.Name] = n
 	}
 	slices.SortFunc(w.nodes, func(a, b *nodeView) int { return strings.Compare(a.Name, b.Name) })
@@ -138,23 +152,25 @@ func newWorld(s *Snapshot) *world {
 	}
 	slices.Sort(w.memory)
 	var live []any
+	granted := unverified{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		if ended(p) {
 			continue
 		}
-		live = append(live, p)
+		live, w.pods[p.UID] = append(live, p), p
 		w.repelling = appendRepelling(w.repelling, p)
 		if n := byName[p.Spec.NodeName]; n != nil {
-			on := placedPod{p, requestsOf(p)}
+			on := placedPod{p, requests[i]}
+			granted[p.Annotations[wire.GrantAnnotation]] = grants[i]
 			n.pods = append(n.pods, on)
 			n.used.add(on.requests, 1)
 		}
 		if n := byName[p.Status.NominatedNodeName]; n != nil && p.Spec.NodeName == "" {
-			n.nominated = append(n.nominated, placedPod{p, requestsOf(p)})
+			n.nominated = append(n.nominated, placedPod{p, requests[i]})
 		}
 	}
-	state := cluster.NewState(cluster.Config{Ledger: w.record, Grants: unverified{}, Resources: w.memory, Now: w.now})
+	state := cluster.NewState(cluster.Config{Ledger: w.record, Grants: granted, Resources: w.memory, Now: w.now})
 	// Neither fails for nodes and pods.
 	_ = state.Nodes().Replace(listing, "")
 	_ = state.Pods().Replace(live, "")
@@ -173,18 +189,37 @@ func newWorld(s *Snapshot) *world {
 	return w
 }
 
+// node is the node of a name, nil for an unknown one.
+func (w *world) node(name string) *nodeView {
+	i, found := slices.BinarySearchFunc(w.nodes, name, func(n *nodeView, name string) int { return strings.Compare(n.Name, name) })
+	if !found {
+		return nil
+	}
+	return w.nodes[i]
+}
+
+// pod is the pod of a UID, nil for an unknown one.
+func (w *world) pod(uid string) *v1.Pod { return w.pods[types.UID(uid)] }
+
 func (w *world) now() time.Time { return w.snapshot.Taken }
 
-// unverified reads planned allocations without a look at their signatures. One that cannot
-// be read is on no device.
-type unverified struct{}
+// unverified has the planned allocations by their text, without a look at their signatures.
+type unverified map[string]accel.Grant
 
-func (unverified) DecodeGrant(_, value string) (accel.Grant, error) {
-	g, err := wire.DecodeGrantUnverified(value)
-	if err != nil {
-		return accel.Grant{}, nil //nolint:nilerr // the pod counts on its node, on no device
+func (u unverified) DecodeGrant(_, value string) (accel.Grant, error) { return u[value], nil }
+
+// inParallel calls f with 0 to n-1, on all processors.
+func inParallel(n int, f func(i int)) {
+	workers := runtime.GOMAXPROCS(0)
+	var group sync.WaitGroup
+	for k := range workers {
+		group.Go(func() {
+			for i := k; i < n; i += workers {
+				f(i)
+			}
+		})
 	}
-	return g, nil
+	group.Wait()
 }
 
 // nomination is a pod for which capacity is reserved on a node.

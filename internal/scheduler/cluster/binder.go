@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/cause"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
@@ -52,6 +54,37 @@ type Pod struct {
 	// Nominated is the node that kube-scheduler wants to bind the pod to once
 	// there is room, "" for none.
 	Nominated string
+	// Said is what its conditions say of why it waits.
+	Said Said
+}
+
+// Waits is the condition of a pod that says why it waits where kube-scheduler's sums hide it.
+const Waits v1.PodConditionType = "divvy.dev/Waits"
+
+// Said is what conditions say of a pod.
+type Said struct {
+	// Message is what kube-scheduler says of a pod that it found too little for on devices,
+	// among other reasons; zero for a pod that has a node.
+	cause.Message
+	// Reason is that of the condition Waits, "" where the pod has none, and At when it was written.
+	Reason string
+	At     time.Time
+}
+
+// hinders sets what conditions say of a pod that waits, or that did.
+func (p *Pod) hinders(pod *v1.Pod) {
+	for i := range pod.Status.Conditions {
+		c := &pod.Status.Conditions[i]
+		switch {
+		case c.Type == Waits:
+			p.Said.Reason, p.Said.At = strings.Clone(c.Reason), c.LastTransitionTime.Time
+		case c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == v1.PodReasonUnschedulable && p.Node == "":
+			// A pod that waits for one of several resources is not explained.
+			if len(p.Requests) == 1 && cause.ForeignScheduler(pod.Spec.SchedulerName) == "" {
+				p.Said.Message = cause.MessageOf(c.Message, p.Requests[0].Resource)
+			}
+		}
+	}
 }
 
 // Binder reads single pods and binds them. It is safe for concurrent use.
@@ -117,6 +150,12 @@ func refused(err error) bool {
 		apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err) || apierrors.IsMethodNotSupported(err)
 }
 
+// Refused reports whether an error says that one pod cannot be written as it is, or by this
+// account; other errors concern all pods.
+func Refused(err error) bool {
+	return errors.Is(err, ErrPodGone) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsForbidden(err)
+}
+
 // confirm asks what became of the pod after cause. It has its own time, since
 // that of ctx may be what ran out.
 func (b *Binder) confirm(ctx context.Context, ref accel.PodRef, node string, cause error) error {
@@ -143,7 +182,7 @@ func podOf(pod *v1.Pod, resources []accel.Resource, capacity bool) Pod {
 	if capacity {
 		kube.AddPeak(pod, requests)
 	}
-	return Pod{
+	p := Pod{
 		Ref:      accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},
 		Created:  pod.CreationTimestamp.Time,
 		Node:     pod.Spec.NodeName,
@@ -155,6 +194,10 @@ func podOf(pod *v1.Pod, resources []accel.Resource, capacity bool) Pod {
 
 		Nominated: pod.Status.NominatedNodeName,
 	}
+	if len(requests) > 0 {
+		p.hinders(pod)
+	}
+	return p
 }
 
 // Wake changes an annotation of a pod that waits for a node, which makes
@@ -176,6 +219,31 @@ func (b *Binder) Wake(ctx context.Context, ref accel.PodRef) error {
 		return fmt.Errorf("request another scheduling attempt for pod %s: %w: %w", ref, ErrPodGone, err)
 	case err != nil:
 		return fmt.Errorf("request another scheduling attempt for pod %s: %w", ref, err)
+	}
+	return nil
+}
+
+// Say writes the condition Waits of a pod, or removes it where the reason is "". It only ever
+// touches the pod with the UID of ref; ErrPodGone says that there is none.
+func (b *Binder) Say(ctx context.Context, ref accel.PodRef, reason, message string) error {
+	condition := map[string]any{"type": Waits, "$patch": "delete"}
+	if reason != "" {
+		condition = map[string]any{"type": Waits, "status": v1.ConditionTrue, "reason": reason, "message": message,
+			"lastTransitionTime": metav1.NewTime(time.Now())}
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": ref.UID}, "status": map[string]any{"conditions": []any{condition}},
+	})
+	if err != nil {
+		return fmt.Errorf("write why pod %s waits: %w", ref, err)
+	}
+	_, err = b.client.CoreV1().Pods(ref.Namespace).Patch(ctx, ref.Name, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{FieldManager: "divvy-extender"}, "status")
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return fmt.Errorf("write why pod %s waits: %w: %w", ref, ErrPodGone, err)
+	case err != nil:
+		return fmt.Errorf("write why pod %s waits: %w", ref, err)
 	}
 	return nil
 }

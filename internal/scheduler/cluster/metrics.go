@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -29,6 +30,7 @@ var (
 	readyDesc         = metrics.ExtenderReady.Desc()
 	leaderDesc        = metrics.ExtenderLeader.Desc()
 	reservationsDesc  = metrics.ExtenderReservations.Desc()
+	oldestHeldDesc    = metrics.ExtenderOldestHeld.Desc()
 	expectedDesc      = metrics.ExtenderExpected.Desc()
 	nodeUnitsDesc     = metrics.ExtenderNodeUnits.Desc()
 	nodeUsedDesc      = metrics.ExtenderNodeUnitsUsed.Desc()
@@ -43,8 +45,8 @@ var (
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, expectedDesc, nodeUnitsDesc, nodeUsedDesc, unitBytesDesc,
-		namespaceUsedDesc,
+		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, oldestHeldDesc, expectedDesc, nodeUnitsDesc, nodeUsedDesc,
+		unitBytesDesc, namespaceUsedDesc,
 		deviceUnitsDesc, deviceUsedDesc, deviceFreeDesc, withheldDesc,
 	} {
 		ch <- d
@@ -89,6 +91,11 @@ func (c Collector) Collect(out chan<- prometheus.Metric) {
 	counts := c.Ledger.Counts()
 	ch.send(reservationsDesc, float64(counts.Reservations))
 	ch.send(expectedDesc, float64(counts.Expected))
+	held := time.Duration(0)
+	if !counts.HeldSince.IsZero() {
+		held = time.Since(counts.HeldSince)
+	}
+	ch.send(oldestHeldDesc, held.Seconds())
 	for _, resource := range c.Resources {
 		for node := range c.Ledger.Nodes(resource) {
 			c.node(ch, string(resource), &node)

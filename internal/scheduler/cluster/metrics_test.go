@@ -4,12 +4,16 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
 // TestUnitsAreThoseOfTheBooks: of devices that are well, ill, lost under their pods,
@@ -57,7 +61,8 @@ func TestUnitsAreThoseOfTheBooks(t *testing.T) {
 			}
 			want := map[string]float64{
 				"books_nodes good": 2, "books_nodes broken": 1, "books_pods waiting": 0, "books_pods granted": 0, "books_pods ungranted": 0,
-				"ready": 0, "leader": 1, "reservations": 0, "expected_pods": 0, "node_units": 640, "node_units_used": 202,
+				"ready": 0, "leader": 1, "reservations": 0, "expected_pods": 0,
+				"oldest_held_reservation_seconds": 0, "node_units": 640, "node_units_used": 202,
 				"node_unit_bytes":        107374182.4,
 				"namespace_units_used x": 47, "namespace_units_used y": 10, "namespace_units_used z": 5,
 				"namespace_units_used w": 140,
@@ -74,4 +79,39 @@ func TestUnitsAreThoseOfTheBooks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A reservation ages from Hold until its bind begins.
+func TestAgeOfReservationsThatAreHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const memory = accel.Resource("example.com/memory")
+		l := ledger.New(ledger.Options{})
+		l.SetNode("n", []accel.Inventory{{Resource: memory, Unit: "1", Shares: []accel.Share{{Units: 8, Device: accel.Device{ID: "A"}}}}})
+		registry := prometheus.NewPedanticRegistry()
+		registry.MustRegister(Collector{
+			Size: func() Size { return Size{} }, Ledger: l, Ready: func() bool { return true }, Leading: func() bool { return true },
+		})
+		expect := func(seconds string) {
+			t.Helper()
+			name := metrics.ExtenderOldestHeld.Name
+			want := fmt.Sprintf("# HELP %[1]s %[2]s\n# TYPE %[1]s gauge\n%[1]s %[3]s\n", name, metrics.ExtenderOldestHeld.Help, seconds)
+			if err := testutil.GatherAndCompare(registry, strings.NewReader(want), name); err != nil {
+				t.Error(err)
+			}
+		}
+		expect("0")
+		for i, uid := range []string{"first", "second"} {
+			request := accel.Request{Pod: uid, Resource: memory,
+				Containers: []accel.ContainerRequest{{Name: "main", Units: 4}}}
+			if _, _, err := ledger.Hold(l, accel.PodRef{UID: uid}, time.Time{}, "n", request); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(90 * time.Second)
+			expect(fmt.Sprint(90 * (i + 1)))
+		}
+		ledger.Begin(l, "first", memory)
+		expect("90")
+		ledger.Begin(l, "second", memory)
+		expect("0")
+	})
 }

@@ -87,7 +87,7 @@ func TestVictims(t *testing.T) {
 	f.ok(f.books.Pods().Delete(gone))
 	req := accel.Request{Resource: gcuMemory, Pod: "high", Priority: 100,
 		Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 4}}}
-	if !f.ledger.MakesRoom(req, "b") {
+	if !f.ledger.MakesRoom(req, "b", nil) {
 		t.Error("the room of a pod whose containers still run is not on its way")
 	}
 	if got := f.ledger.Evict(req, []ledger.Proposal{{Node: "b", Victims: []string{"cpu"}}})[0]; len(got.Victims) != 1 ||

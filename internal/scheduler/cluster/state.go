@@ -281,6 +281,20 @@ func (s *State) Several(node string, resource accel.Resource) bool {
 	return slices.Contains(s.nodes[node].several, resource)
 }
 
+// Hindered returns the pods that kube-scheduler finds too little for, and those whose
+// condition Waits says why, in no order.
+func Hindered(s *State) []Pod {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var out []Pod
+	for _, r := range s.pods {
+		if r.pod.Said.Short || r.pod.Said.Reason != "" {
+			out = append(out, r.pod)
+		}
+	}
+	return out
+}
+
 // Size is how much a State holds.
 type Size struct {
 	// Nodes are all nodes of the cluster, BadNodes those with a Problem.
@@ -447,7 +461,10 @@ func (s *State) setNode(n *slimNode) {
 	}
 	var counted []accel.Inventory
 	if n.inventory != "" {
-		all, err := wire.DecodeInventory(n.inventory)
+		all, err := n.decoded, error(nil)
+		if all == nil {
+			all, err = wire.DecodeInventory(n.inventory)
+		}
 		if err != nil {
 			record.problem = "the inventory of the node is invalid"
 			s.logger.Error(err, "Ignoring the inventory of the node", "node", n.name)

@@ -413,7 +413,7 @@ func TestRun(t *testing.T) {
 
 func (f *fixture) eventually(what string, done func() bool) {
 	f.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for !done() {
 		if time.Now().After(deadline) {
 			f.t.Fatalf("not in time: %s; books %q", what, f.state())

@@ -161,6 +161,8 @@ func (s *State) Pods() cache.TransformingStore {
 type slimNode struct {
 	name, inventory, ending, overuse string
 	labels                           map[string]string
+	// decoded is inventory where it was decoded before, for a View.
+	decoded []accel.Inventory
 	// cpu and memory are what the node has for pods, in millicores and MiB,
 	// where they are counted.
 	cpu, memory int64

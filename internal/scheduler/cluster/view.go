@@ -46,59 +46,100 @@ type Holder struct {
 
 // LoadView reads all nodes and the pods that have not ended.
 func LoadView(ctx context.Context, clients kube.Clients, ledger Ledger, grants Grants) (View, error) {
-	view := View{Inventories: map[string][]accel.Inventory{}, Broken: map[string]error{}}
-	memory := map[accel.Resource]bool{}
-	var nodes []any
+	l := newViewLoader()
 	err := eachItem(ctx, "nodes", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return clients.Metadata.Resource(nodesResource).List(ctx, o)
-	}, func(obj runtime.Object) error {
-		node, err := nodeOf(obj)
-		if err != nil || node.inventory == "" {
-			return err
-		}
-		all, broken := wire.DecodeInventory(node.inventory)
-		if broken != nil {
-			view.Broken[node.name] = broken // the others can be shown
-		} else {
-			nodes = append(nodes, node)
-			view.Inventories[node.name] = all
-		}
-		for _, inv := range all {
-			memory[inv.Resource] = memory[inv.Resource] || inv.Unit != ""
-		}
-		return nil
-	})
+	}, l.node)
 	if err != nil {
 		return View{}, err
 	}
-	maps.DeleteFunc(memory, func(_ accel.Resource, counted bool) bool { return !counted })
-	state := NewState(Config{Ledger: ledger, Grants: grants, Resources: slices.Sorted(maps.Keys(memory))})
-	if err := state.Nodes().Replace(nodes, ""); err != nil {
-		return View{}, err
-	}
-
-	slim := slimPodOf(&state.config)
-	var pods []any
+	l.nodesRead(ledger, grants)
 	err = eachItem(ctx, "pods", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		o.FieldSelector = running
 		return clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
-	}, func(obj runtime.Object) error {
-		item, err := slim(obj)
-		if err != nil {
-			return err
-		}
-		pods = append(pods, item)
-		if pod, ok := obj.(*v1.Pod); ok {
-			if h, ok := view.holder(pod); ok {
-				view.Holders = append(view.Holders, h)
-			}
-		}
-		return nil
-	})
+	}, l.pod)
 	if err != nil {
 		return View{}, err
 	}
-	return view, state.Pods().Replace(pods, "")
+	return l.finish()
+}
+
+// ViewOf is LoadView of one node and its pods, which were read before.
+func ViewOf(node *v1.Node, pods []*v1.Pod, ledger Ledger, grants Grants) (View, error) {
+	l := newViewLoader()
+	if err := l.node(node); err != nil {
+		return View{}, err
+	}
+	l.nodesRead(ledger, grants)
+	for _, pod := range pods {
+		if err := l.pod(pod); err != nil {
+			return View{}, err
+		}
+	}
+	return l.finish()
+}
+
+// viewLoader takes in all nodes, then all pods.
+type viewLoader struct {
+	view        View
+	memory      map[accel.Resource]bool // whether it counts memory
+	nodes, pods []any
+	state       *State
+	slim        func(any) (*slimPod, error)
+}
+
+func newViewLoader() *viewLoader {
+	return &viewLoader{
+		view:   View{Inventories: map[string][]accel.Inventory{}, Broken: map[string]error{}},
+		memory: map[accel.Resource]bool{},
+	}
+}
+
+func (l *viewLoader) node(obj runtime.Object) error {
+	node, err := nodeOf(obj)
+	if err != nil || node.inventory == "" {
+		return err
+	}
+	all, broken := wire.DecodeInventory(node.inventory)
+	if broken != nil {
+		l.view.Broken[node.name] = broken // the others can be shown
+	} else {
+		node.decoded = all
+		l.nodes = append(l.nodes, node)
+		l.view.Inventories[node.name] = all
+	}
+	for _, inv := range all {
+		l.memory[inv.Resource] = l.memory[inv.Resource] || inv.Unit != ""
+	}
+	return nil
+}
+
+// nodesRead says that there are no more nodes.
+func (l *viewLoader) nodesRead(ledger Ledger, grants Grants) {
+	maps.DeleteFunc(l.memory, func(_ accel.Resource, counted bool) bool { return !counted })
+	l.state = NewState(Config{Ledger: ledger, Grants: grants, Resources: slices.Sorted(maps.Keys(l.memory))})
+	l.slim = slimPodOf(&l.state.config)
+}
+
+func (l *viewLoader) pod(obj runtime.Object) error {
+	item, err := l.slim(obj)
+	if err != nil {
+		return err
+	}
+	l.pods = append(l.pods, item)
+	if pod, ok := obj.(*v1.Pod); ok {
+		if h, ok := l.view.holder(pod); ok {
+			l.view.Holders = append(l.view.Holders, h)
+		}
+	}
+	return nil
+}
+
+func (l *viewLoader) finish() (View, error) {
+	if err := l.state.Nodes().Replace(l.nodes, ""); err != nil {
+		return View{}, err
+	}
+	return l.view, l.state.Pods().Replace(l.pods, "")
 }
 
 func (v *View) holder(pod *v1.Pod) (Holder, bool) {

@@ -18,8 +18,7 @@ import (
 type filterArgs struct {
 	// pod has the names and the containers' resources of the pod, no more.
 	pod *v1.Pod
-	// names are the candidates. Strings share one allocation; the slice may be that of a
-	// scratch, so it is not kept.
+	// names are the candidates.
 	names []string
 	// nodes are the candidates as they came, parallel to names, when the
 	// client sent whole nodes: it wants whole nodes back. Nil otherwise.
@@ -27,25 +26,6 @@ type filterArgs struct {
 	// prefers is true when the pod has wishes of its own as to where it runs, which
 	// kube-scheduler weighs against each other.
 	prefers bool
-}
-
-// decodeFilterArgs reads an ExtenderArgs. The body is only read, and nothing
-// of the result shares memory with it. The names may be put into buf.
-//
-// At 5000 nodes almost all of the body are node names. encoding/json reads it
-// three times over, which would be most of the time of the whole call, so the
-// one form that kube-scheduler writes is taken apart by hand first. Whatever
-// looks different in the least goes to encoding/json; a fuzz test holds the
-// two together.
-func decodeFilterArgs(body []byte, buf *[]string) (filterArgs, error) {
-	if podJSON, names, ok := splitFilterArgs(body, buf); ok {
-		pod, err := decodePod(podJSON)
-		if err != nil {
-			return filterArgs{}, err
-		}
-		return filterArgs{pod: pod.object(), names: names, prefers: pod.prefers()}, nil
-	}
-	return decodeAnyFilterArgs(body)
 }
 
 // Limits of what a body may unfold to: some bytes of JSON become many times as
@@ -124,12 +104,24 @@ func decodeList[T any](list []T, data []byte, what string, most int) ([]T, error
 	return list, nil
 }
 
-type nodeNames []string
+// checkNames rejects a request with more than maxNodes names, as checkContainers does.
+func checkNames(body []byte) error {
+	if bytes.Count(body, []byte(",")) < maxNodes {
+		return nil
+	}
+	var names struct{ NodeNames fewNames }
+	return decodeObject(body, &names)
+}
 
-// UnmarshalJSON reads at most maxNodes names.
-func (n *nodeNames) UnmarshalJSON(data []byte) (err error) {
-	*n, err = decodeList(*n, data, "node names", maxNodes)
-	return err
+// fewNames are at most maxNodes.
+type fewNames struct{}
+
+// UnmarshalJSON counts the names, which have no commas.
+func (*fewNames) UnmarshalJSON(data []byte) error {
+	if bytes.Count(data, []byte(",")) >= maxNodes {
+		return &limitError{"node names", maxNodes}
+	}
+	return nil
 }
 
 type nodeItems []json.RawMessage
@@ -153,13 +145,8 @@ func (*fewContainers) UnmarshalJSON(data []byte) error {
 // hundreds of megabytes to read.
 type amounts v1.ResourceList
 
-// UnmarshalJSON looks at each number's text before it is read. The form that
-// kube-scheduler writes is taken apart by hand, with far fewer allocations.
+// UnmarshalJSON looks at each number's text before it is read.
 func (a *amounts) UnmarshalJSON(data []byte) error {
-	if list, ok := splitAmounts(string(data)); ok {
-		*a = list
-		return nil
-	}
 	var texts map[v1.ResourceName]json.RawMessage
 	if err := json.Unmarshal(data, &texts); err != nil {
 		return err
@@ -182,47 +169,6 @@ func (a *amounts) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// splitAmounts takes apart {"cpu":"1","memory":"2Gi"}.
-func splitAmounts(s string) (amounts, bool) {
-	list := amounts{}
-	for before := byte('{'); s != "}"; before = ',' {
-		if s == "" || s[0] != before {
-			return nil, false
-		}
-		name, rest, ok := cutString(s[1:])
-		if !ok || rest == "" || rest[0] != ':' {
-			return nil, false
-		}
-		quoted := rest[1:]
-		text, rest, ok := cutString(quoted)
-		if !ok || isAbsurd(quoted[:len(quoted)-len(rest)]) {
-			return nil, false
-		}
-		q, err := resource.ParseQuantity(text)
-		if err != nil {
-			return nil, false
-		}
-		list[v1.ResourceName(name)], s = q, rest
-	}
-	return list, true
-}
-
-// cutString takes a JSON string off the front of s that is made of the letters that
-// need no escape.
-func cutString(s string) (text, rest string, ok bool) {
-	if s == "" || s[0] != '"' {
-		return "", "", false
-	}
-	end := 1
-	for end < len(s) && plain(s[end]) {
-		end++
-	}
-	if end == len(s) || s[end] != '"' {
-		return "", "", false
-	}
-	return s[1:end], s[end+1:], true
-}
-
 // isAbsurd reports whether Quantity would unfold the text into a number of
 // thousands of digits: it does unless the digits before the exponent fit an
 // int64 and the exponent is not negative.
@@ -238,11 +184,16 @@ func isAbsurd(text string) bool {
 	return text[i+1] == '-' || i > 15
 }
 
-func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
+// decodeFilterArgs reads an ExtenderArgs. The body is only read, and nothing of the result
+// shares memory with it.
+func decodeFilterArgs(body []byte) (filterArgs, error) {
 	var raw struct {
 		Pod       json.RawMessage
 		Nodes     *struct{ Items nodeItems }
-		NodeNames *nodeNames
+		NodeNames *[]string
+	}
+	if err := checkNames(body); err != nil {
+		return filterArgs{}, err
 	}
 	if err := decodeObject(body, &raw); err != nil {
 		return filterArgs{}, err
@@ -403,96 +354,33 @@ func syntaxError(err error) error {
 	return fmt.Errorf("the request is not valid JSON: %w", err)
 }
 
-// The form in which kube-scheduler writes its arguments with nodeCacheCapable:
-// the fields in this order, without white space.
-const (
-	beforePod   = `{"Pod":`
-	beforeNames = `,"Nodes":null,"NodeNames":[`
-	afterNames  = "]}"
-)
-
-// splitFilterArgs takes apart a body in kube-scheduler's form. The pod's JSON
-// is not checked; ok is false when anything else is not exactly as expected.
-func splitFilterArgs(body []byte, buf *[]string) (pod []byte, names []string, ok bool) {
-	rest, ok := bytes.CutPrefix(body, []byte(beforePod))
-	if !ok {
-		return nil, nil, false
-	}
-	// Go's encoder, and kube-scheduler's, ends a value with no newline;
-	// json.Encoder adds one.
-	rest = bytes.TrimSuffix(rest, []byte("\n"))
-	size := objectSize(rest)
-	if size == 0 {
-		return nil, nil, false
-	}
-	pod, rest = rest[:size], rest[size:]
-	if rest, ok = bytes.CutPrefix(rest, []byte(beforeNames)); !ok {
-		return nil, nil, false
-	}
-	if rest, ok = bytes.CutSuffix(rest, []byte(afterNames)); !ok {
-		return nil, nil, false
-	}
-	names, ok = splitNames(string(rest), buf)
-	return pod, names, ok
-}
-
-// objectSize returns the length of the JSON object that b starts with, 0 when
-// it is none. It follows strings and braces only, so what it delimits need not
-// be valid.
-func objectSize(b []byte) int {
-	if len(b) == 0 || b[0] != '{' {
-		return 0
-	}
-	depth, inString := 0, false
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case inString && c == '\\':
-			i++
-		case c == '"':
-			inString = !inString
-		case inString:
-		case c == '{' || c == '[':
-			depth++
-		case c == '}' || c == ']':
-			if depth--; depth == 0 {
-				return i + 1
-			}
-		}
-	}
-	return 0
-}
-
-// splitNames takes apart "a","b","c" when all names are made of the letters
-// that need no escape. They are put into buf.
-func splitNames(s string, buf *[]string) ([]string, bool) {
-	if s == "" {
-		return []string{}, true
-	}
-	n := strings.Count(s, ",") + 1
-	if n > maxNodes {
-		return nil, false // the slow way tells what is wrong
-	}
-	names := sized(buf, n)[:0]
-	for {
-		name, rest, ok := cutString(s)
-		if !ok {
-			return nil, false
-		}
-		names = append(names, name)
-		if rest == "" {
-			return names, true
-		}
-		if rest[0] != ',' {
-			return nil, false
-		}
-		s = rest[1:]
+// argsAffinity is whether a pod's affinity has preferences.
+type argsAffinity struct {
+	NodeAffinity, PodAffinity, PodAntiAffinity struct {
+		Preferred notEmpty `json:"preferredDuringSchedulingIgnoredDuringExecution"`
 	}
 }
 
-// plain reports whether the byte stands for itself in a JSON string, read and
-// written.
-func plain(c byte) bool { return c >= 0x20 && c < 0x7f && !isSpecial[c] }
+func (a *argsAffinity) prefers() bool {
+	return bool(a.NodeAffinity.Preferred || a.PodAffinity.Preferred || a.PodAntiAffinity.Preferred)
+}
 
-// isSpecial are the printable bytes that JSON, or Go's encoder for the sake of
-// HTML, writes as an escape.
-var isSpecial = [256]bool{'"': true, '\\': true, '<': true, '>': true, '&': true}
+// notEmpty is whether a list has something in it.
+type notEmpty bool
+
+// UnmarshalJSON keeps nothing of the list.
+func (n *notEmpty) UnmarshalJSON(data []byte) error {
+	inside := bytes.TrimSpace(bytes.Trim(data, "[]"))
+	*n = notEmpty(len(inside) > 0 && !bytes.Equal(inside, []byte("null")))
+	return nil
+}
+
+// argsSpread is whether a pod's topologySpreadConstraints have one that is a
+// preference. A name or label that is that very word only costs time.
+type argsSpread bool
+
+// UnmarshalJSON looks for the word that makes a constraint a preference.
+func (s *argsSpread) UnmarshalJSON(data []byte) error {
+	*s = argsSpread(bytes.Contains(data, []byte(`"ScheduleAnyway"`)))
+	return nil
+}

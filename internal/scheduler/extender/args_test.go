@@ -13,22 +13,8 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 )
-
-// What kube-scheduler sends takes the fast way; the slow one gives the same.
-func TestFastWayIsTaken(t *testing.T) {
-	names := []string{"node-a", "node_b.example", "c"}
-	for name, nodes := range map[string][]string{"some": names, "one": names[:1], "none": {}} {
-		body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: benchPodSpec("odd \"name\" \\ {[", 4), NodeNames: &nodes})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, got, ok := splitFilterArgs(body, new([]string)); !ok || !reflect.DeepEqual(got, nodes) {
-			t.Errorf("%s: %q, %v", name, got, ok)
-		}
-		sameBothWays(t, body)
-	}
-}
 
 // How the attempts to place a pod went is read as the watch shows it.
 func TestAttemptOfArgs(t *testing.T) {
@@ -47,7 +33,7 @@ func TestAttemptOfArgs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			args, err := decodeFilterArgs(body, new([]string))
+			args, err := decodeFilterArgs(body)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +48,7 @@ func TestAttemptOfArgs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := decodeFilterArgs(body, new([]string)); err == nil || !strings.Contains(err.Error(), "more than 1000 conditions") {
+	if _, err := decodeFilterArgs(body); err == nil || !strings.Contains(err.Error(), "more than 1000 conditions") {
 		t.Errorf("%v", err)
 	}
 }
@@ -93,41 +79,34 @@ func FuzzFilterArgs(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	f.Fuzz(func(t *testing.T, body []byte) { sameBothWays(t, body) })
+	f.Fuzz(func(t *testing.T, body []byte) { sameAsWhole(t, body) })
 }
 
-// sameBothWays compares the two ways of reading, and the result with what a
-// whole decode into kube-scheduler's own type gives.
-func sameBothWays(t *testing.T, body []byte) {
+// sameAsWhole compares what is read with what a whole decode into kube-scheduler's own type
+// gives.
+func sameAsWhole(t *testing.T, body []byte) {
 	t.Helper()
 	before := bytes.Clone(body)
-	got, err := decodeFilterArgs(body, new([]string))
-	want, wantErr := decodeAnyFilterArgs(body)
-	if (err == nil) != (wantErr == nil) {
-		t.Fatalf("%q: error %v, by encoding/json %v", body, err, wantErr)
-	}
+	got, err := decodeFilterArgs(body)
 	if !bytes.Equal(before, body) {
 		t.Fatalf("%q was changed to %q", before, body)
 	}
 	if err != nil {
 		return
 	}
-	if len(got.names) != len(want.names) || len(got.names) > 0 && !reflect.DeepEqual(got.names, want.names) {
-		t.Fatalf("%q: names %q, by encoding/json %q", body, got.names, want.names)
-	}
-	if !reflect.DeepEqual(got.pod, want.pod) {
-		t.Fatalf("%q: pod %+v, by encoding/json %+v", body, got.pod, want.pod)
-	}
 	var whole extenderv1.ExtenderArgs
 	if json.Unmarshal(body, &whole) != nil || whole.Pod == nil {
 		return // a field that does not decide is wrong
+	}
+	if whole.NodeNames != nil && !slices.Equal(*whole.NodeNames, got.names) {
+		t.Fatalf("%q: names %q, want %q", body, got.names, *whole.NodeNames)
 	}
 	sameContainers(t, whole.Pod.Spec.Containers, got.pod.Spec.Containers)
 	sameContainers(t, whole.Pod.Spec.InitContainers, got.pod.Spec.InitContainers)
 
 	// What is read can be answered.
 	var answer extenderv1.ExtenderFilterResult
-	out := appendFilterResult(nil, got, filterResult{fits: make([]int, min(len(got.names), 1))})
+	out := appendFilterResult(nil, got, &decision.Answer{Fits: make([]int, min(len(got.names), 1))})
 	if err := json.Unmarshal(out, &answer); err != nil {
 		t.Fatalf("%q: answer %q: %v", body, out, err)
 	}

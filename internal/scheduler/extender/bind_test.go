@@ -25,7 +25,7 @@ func TestBindWritesGrantAndAnnotations(t *testing.T) {
 	if text := w.bind(pod, "node-a"); text != "" {
 		t.Fatal(text)
 	}
-	got := w.cluster.annotations["team/p"]
+	got := w.cluster.Annotations["team/p"]
 	grant, err := w.keys.DecodeGrant("uid-p", got[wire.GrantAnnotation])
 	if err != nil {
 		t.Fatal(err)
@@ -86,19 +86,19 @@ func TestBind(t *testing.T) {
 		"success": {used: []accel.Units{4, 0}},
 		"a failed bind leaves nothing behind": {
 			prepare: func(w *world, _ *v1.Pod) {
-				w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return apiDown }
+				w.cluster.BindError = func(context.Context, accel.PodRef, string) error { return apiDown }
 			},
 			err: "connection refused", used: []accel.Units{0, 0},
 		},
 		"an unknown outcome keeps the device reserved": {
 			prepare: func(w *world, _ *v1.Pod) {
-				w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
+				w.cluster.BindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 			},
 			err: "is unknown", used: []accel.Units{4, 0},
 		},
 		"the API server does not answer in time": {
 			prepare: func(w *world, _ *v1.Pod) {
-				w.cluster.bindError = func(ctx context.Context, _ accel.PodRef, _ string) error {
+				w.cluster.BindError = func(ctx context.Context, _ accel.PodRef, _ string) error {
 					<-ctx.Done()
 					return ctx.Err()
 				}
@@ -106,13 +106,13 @@ func TestBind(t *testing.T) {
 			err: "deadline exceeded", used: []accel.Units{0, 0},
 		},
 		"not seen yet": {
-			prepare: func(w *world, _ *v1.Pod) { delete(w.cluster.known, "team/p") },
+			prepare: func(w *world, _ *v1.Pod) { delete(w.cluster.Known, "team/p") },
 			used:    []accel.Units{4, 0}, gets: 1,
 		},
 		"gone": {
 			prepare: func(w *world, _ *v1.Pod) {
-				clear(w.cluster.known)
-				clear(w.cluster.actual)
+				clear(w.cluster.Known)
+				clear(w.cluster.Actual)
 			},
 			err: "the pod no longer exists", used: []accel.Units{0, 0}, gets: 1,
 		},
@@ -128,7 +128,7 @@ func TestBind(t *testing.T) {
 			prepare: func(w *world, pod *v1.Pod) {
 				before := pod.DeepCopy()
 				before.UID = "uid-of-the-first"
-				w.cluster.known["team/p"] = podOf(before)
+				w.cluster.Known["team/p"] = podOf(before)
 			},
 			used: []accel.Units{4, 0}, gets: 1,
 		},
@@ -149,8 +149,8 @@ func TestBind(t *testing.T) {
 		"asks for nothing of ours": {
 			prepare: func(w *world, pod *v1.Pod) {
 				plain := newPod("p")
-				w.cluster.actual["team/p"] = podOf(plain)
-				delete(w.cluster.known, "team/p")
+				w.cluster.Actual["team/p"] = podOf(plain)
+				delete(w.cluster.Known, "team/p")
 			},
 			used: []accel.Units{0, 0}, gets: 1,
 		},
@@ -171,26 +171,26 @@ func TestBind(t *testing.T) {
 		},
 		"a reservation on another node that came to nothing": {
 			prepare: func(w *world, pod *v1.Pod) {
-				w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
+				w.cluster.BindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 				if w.bind(pod, "node-b") == "" {
 					w.tb.Fatal("the first bind succeeded")
 				}
-				w.cluster.bindError = nil
+				w.cluster.BindError = nil
 			},
 			used: []accel.Units{4, 0}, gets: 1,
 		},
 		"a bind to another node that got through": {
 			prepare: func(w *world, pod *v1.Pod) {
-				w.cluster.bindError = func(_ context.Context, ref accel.PodRef, node string) error {
-					p := w.cluster.actual[ref.String()]
+				w.cluster.BindError = func(_ context.Context, ref accel.PodRef, node string) error {
+					p := w.cluster.Actual[ref.String()]
 					p.Node = node
-					w.cluster.actual[ref.String()] = p
+					w.cluster.Actual[ref.String()] = p
 					return cluster.ErrOutcomeUnknown
 				}
 				if w.bind(pod, "node-b") == "" {
 					w.tb.Fatal("the first bind succeeded")
 				}
-				w.cluster.bindError = nil
+				w.cluster.BindError = nil
 			},
 			err: "is already bound to node-b", used: []accel.Units{0, 0}, gets: 1,
 		},
@@ -203,7 +203,7 @@ func TestBind(t *testing.T) {
 			if tt.prepare != nil {
 				tt.prepare(w, pod)
 			}
-			w.cluster.gets = 0
+			w.cluster.Gets = 0
 			text := w.bind(pod, "node-a")
 			if tt.err == "" && text != "" {
 				t.Fatalf("bind: %s", text)
@@ -216,8 +216,8 @@ func TestBind(t *testing.T) {
 					t.Errorf("used %v, want %v", got, tt.used)
 				}
 			}
-			if w.cluster.gets != tt.gets {
-				t.Errorf("asked the API server for the pod %d times, want %d", w.cluster.gets, tt.gets)
+			if w.cluster.Gets != tt.gets {
+				t.Errorf("asked the API server for the pod %d times, want %d", w.cluster.Gets, tt.gets)
 			}
 		})
 	}
@@ -226,11 +226,11 @@ func TestBind(t *testing.T) {
 func TestBindTwiceIsOnce(t *testing.T) {
 	w := newWorld(t)
 	pod := w.add(newPod("p", 4))
-	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
+	w.cluster.BindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 	if w.bind(pod, "node-a") == "" {
 		t.Fatal("the first bind succeeded")
 	}
-	w.cluster.bindError = nil
+	w.cluster.BindError = nil
 	for range 2 {
 		if text := w.bind(pod, "node-a"); text != "" {
 			t.Fatal(text)
@@ -246,7 +246,7 @@ func TestBindTwiceIsOnce(t *testing.T) {
 func TestReservationExpires(t *testing.T) {
 	w := newWorld(t)
 	pod := w.add(newPod("p", 4))
-	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
+	w.cluster.BindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 	if w.bind(pod, "node-a") == "" {
 		t.Fatal("the bind succeeded")
 	}
@@ -293,7 +293,7 @@ func TestBindWaitsForTheFirst(t *testing.T) {
 	pod := w.add(newPod("p", 4))
 	entered, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	w.cluster.bindError = func(context.Context, accel.PodRef, string) error {
+	w.cluster.BindError = func(context.Context, accel.PodRef, string) error {
 		once.Do(func() {
 			close(entered)
 			<-release

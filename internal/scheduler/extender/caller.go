@@ -10,10 +10,6 @@ import (
 	"net/netip"
 	"sync"
 	"time"
-
-	v1 "k8s.io/api/core/v1"
-
-	"github.com/divvy-gpu/divvy/internal/platform/events"
 )
 
 // ClientName is the common name of the client certificate that kube-scheduler
@@ -39,14 +35,6 @@ func (c *callers) context(r *http.Request) context.Context {
 func mayBind(ctx context.Context) bool {
 	may, _ := ctx.Value(callerKey{}).(bool)
 	return may
-}
-
-// tell makes an event on a pod. Only a caller that may bind is believed that there is
-// such a pod: any client may ask the other questions, and would choose the pod.
-func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, message string) {
-	if e.config.Tell != nil && mayBind(ctx) {
-		e.config.Tell(refOf(pod), kind, message)
-	}
 }
 
 // mayBind says why the caller may not bind: a bind acts with the extender's own rights.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -55,9 +54,6 @@ func TestChooseNode(t *testing.T) {
 	if text := w.bind(large, "node-a"); text != "" {
 		t.Fatal(text)
 	}
-	if _, noted := w.extender.attempts.pod(podOf(large).Ref); noted {
-		t.Error("a pod that was bound is remembered")
-	}
 }
 
 // Once an attempt with the node that was named has failed, something that
@@ -67,18 +63,18 @@ func TestChooseNodeAfterAFailedAttempt(t *testing.T) {
 	all := []string{"node-a", "node-b", "node-c"}
 	for name, fail := range map[string]func(w *world, pod *v1.Pod){
 		"the bind fails": func(w *world, pod *v1.Pod) {
-			w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return errors.New("no") }
+			w.cluster.BindError = func(context.Context, accel.PodRef, string) error { return errors.New("no") }
 			if text := w.bind(pod, "node-b"); text == "" {
 				t.Fatal("it did not")
 			}
-			w.cluster.bindError = nil
+			w.cluster.BindError = nil
 		},
 		"kube-scheduler says so": func(w *world, pod *v1.Pod) {
 			w.clock = w.clock.Add(time.Second)
 			w.ledger.Unbound(string(pod.UID), "", ledger.Attempt{Outcome: 1})
 		},
 		"kube-scheduler asks again after a while": func(w *world, _ *v1.Pod) {
-			w.clock = w.clock.Add(oneAttempt)
+			w.clock = w.clock.Add(10 * time.Second) // as long as it waits for an answer
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -175,11 +171,11 @@ func TestUnknownPodsAreNotExpectedForLong(t *testing.T) {
 func TestFilterAfterAnUnknownOutcome(t *testing.T) {
 	w := newWorld(t, choosing)
 	pod, other := w.add(newPod("pod", 8)), w.add(newPod("other", 8))
-	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
+	w.cluster.BindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 	if text := w.bind(pod, "node-b"); text == "" {
 		t.Fatal("the outcome is known")
 	}
-	w.cluster.bindError = nil
+	w.cluster.BindError = nil
 	if got := w.fitting(other, "node-b"); len(got) != 0 {
 		t.Error("another pod gets what may be the first one's")
 	}
@@ -303,28 +299,13 @@ func TestChooseNodeForStrangers(t *testing.T) {
 	}
 }
 
-func TestAttemptsAreBounded(t *testing.T) {
-	var a attempts
-	pod := func(i int) cluster.Pod { return cluster.Pod{Ref: accel.PodRef{UID: strconv.Itoa(i)}} }
-	expects := func(string) bool { return true }
-	for i := range 3 * maxAttempts {
-		a.begin(pod(i), time.Time{}, expects)
-		if len(a.pods) > maxAttempts {
-			t.Fatalf("%d pods are remembered", len(a.pods))
-		}
-	}
-	if _, noted := a.pod(accel.PodRef{UID: strconv.Itoa(3*maxAttempts - 1)}); !noted {
-		t.Error("the last one was forgotten")
-	}
-}
-
 // A pod that the watch has not shown yet is bound as kube-scheduler showed it, without
 // a question to the API server.
 func TestBindAheadOfTheWatch(t *testing.T) {
 	w := newWorld(t, choosing)
 	pod := newPod("p", 4)
 	pod.CreationTimestamp = metav1.NewTime(w.clock.Add(-time.Minute))
-	w.cluster.actual["team/p"] = podOf(pod) // and not known
+	w.cluster.Actual["team/p"] = podOf(pod) // and not known
 	names := []string{"node-a", "node-b"}
 	if got := w.fitting(pod, names...); len(got) != 1 || got[0] != "node-b" {
 		t.Fatalf("it fits on %v, want node-b alone", got)
@@ -332,11 +313,11 @@ func TestBindAheadOfTheWatch(t *testing.T) {
 	// Another pod's UID, or another name for this one's, is of no use.
 	other := newPod("other", 4)
 	other.UID = pod.UID
-	if text := w.bind(other, "node-b"); text == "" || w.cluster.gets != 1 {
-		t.Errorf("under another name: %q after %d questions", text, w.cluster.gets)
+	if text := w.bind(other, "node-b"); text == "" || w.cluster.Gets != 1 {
+		t.Errorf("under another name: %q after %d questions", text, w.cluster.Gets)
 	}
-	if text := w.bind(pod, "node-b"); text != "" || w.cluster.gets != 1 {
-		t.Fatalf("%q; the API server was asked %d times, want once, before", text, w.cluster.gets)
+	if text := w.bind(pod, "node-b"); text != "" || w.cluster.Gets != 1 {
+		t.Fatalf("%q; the API server was asked %d times, want once, before", text, w.cluster.Gets)
 	}
 	usage, ok := w.ledger.Node(gcuMemory, "node-b")
 	if !ok || len(usage.Devices) != 1 || len(usage.Devices[0].Pods) != 1 {

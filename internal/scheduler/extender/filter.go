@@ -2,151 +2,76 @@ package extender
 
 import (
 	"context"
-
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
+	"fmt"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/ledger"
-	"github.com/divvy-gpu/divvy/internal/core/place"
-	"github.com/divvy-gpu/divvy/internal/platform/events"
-	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 )
 
 // filter answers which of the nodes have a device with room for the pod, or which of
-// them is the best: see choose. A pod that asks for nothing of ours passes everywhere.
+// them is the best.
 func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error) {
-	scratch := takeScratch()
-	defer scratch.giveBack()
-	args, requests, verdicts, mistake, err := e.check(ctx, body, scratch)
+	args, question, err := e.question(ctx, body)
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case len(requests) > 1:
-		reason := severalResources(requests)
-		e.metrics.several.refused.Inc()
-		e.metrics.several.several.Add(float64(len(args.names)))
-		e.tell(ctx, args.pod, events.SeveralResources, reason)
-		return appendFilterResult(out, args, refuseAll(args.names, reason)), nil
-	case mistake != nil:
-		reason := mistaken(mistake)
-		counts := [codes]int{accel.Unservable: len(args.names)}
-		e.metrics.of(requests).filtered(0, &counts)
-		e.tell(ctx, args.pod, events.RequestRefused, reason)
-		return appendFilterResult(out, args, refuseAll(args.names, reason)), nil
-	}
-	result := &scratch.result
-	var counts [codes]int
-	var texts [codes]string // that are the same for all nodes
-	var tiers statedTiers
-	for i, name := range args.names {
-		code := accel.Fits
-		if len(requests) > 0 {
-			code = verdicts[i].Code
-			if code != accel.NodeUnknown && onlyOne(e.config.Cluster, requests[0], name) {
-				code = accel.Unservable
-			}
-		}
-		if int(code) < len(counts) {
-			counts[code]++
-		}
-		if code == accel.Fits {
-			result.fits = append(result.fits, i)
-			continue
-		}
-		reason := ""
-		if code == accel.NodeUnknown {
-			reason = e.config.Cluster.Problem(name)
-		}
-		switch {
-		case reason != "":
-		case code == accel.NotIsolated:
-			reason = tiers.add(name, requests[0].Selection.Isolation, verdicts[i].Stated)
-		case int(code) < len(texts) && code != accel.Unservable:
-			if texts[code] == "" {
-				texts[code] = reasonOf(e.config.Cluster, requests[0], code, name)
-			}
-			reason = texts[code]
-		default:
-			reason = reasonOf(e.config.Cluster, requests[0], code, name)
-		}
-		result.refusals = append(result.refusals, refusal{node: name, reason: reason, unresolvable: code.Unresolvable()})
-	}
-	e.metrics.of(requests).filtered(len(result.fits), &counts)
-	e.waker.answered(ctx, args.pod, requests, len(result.fits))
-	e.noteNominated(ctx, args, verdicts)
-	if len(result.fits) == 0 && len(requests) > 0 {
-		if kind, why := neverFits(requests[0], &counts, &tiers); why != "" {
-			e.tell(ctx, args.pod, kind, why)
-		}
-	}
-	if log := klog.FromContext(ctx).V(4); log.Enabled() {
-		log.Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))
-	}
-	e.choose(ctx, args, requests, verdicts, result)
-	return appendFilterResult(out, args, *result), nil
+	answer := takeAnswer()
+	defer giveBack(answer)
+	e.decider.Filter(ctx, &question, answer)
+	return appendFilterResult(out, args, answer), nil
 }
 
 // prioritize rates the nodes from 0 to 10.
 func (e *Extender) prioritize(ctx context.Context, body, out []byte) ([]byte, error) {
-	scratch := takeScratch()
-	defer scratch.giveBack()
-	args, requests, verdicts, _, err := e.check(ctx, body, scratch)
+	_, question, err := e.question(ctx, body)
 	if err != nil {
 		return nil, err
 	}
-	e.metrics.of(requests).rated.Inc()
-	scores := sized(&scratch.scores, len(args.names))
-	clear(scores)
-	for i := range verdicts {
-		scores[i] = verdicts[i].Rating
-	}
-	if verdicts != nil {
-		place.Scores(scores)
-	}
-	return appendPriorities(out, args.names, scores), nil
+	answer := takeAnswer()
+	defer giveBack(answer)
+	return appendPriorities(out, question.Nodes, e.decider.Rate(&question, answer)), nil
 }
 
-// check decodes the question and asks the ledger, if the pod asks for one
-// resource: verdicts[i] is for requests[0] on args.names[i]. There are none for
-// a pod that asks for nothing of ours, for several resources, or in a way that
-// cannot be followed, which mistake says. They and the names are in the scratch
-// memory.
-func (e *Extender) check(ctx context.Context, body []byte, scratch *scratch) (args filterArgs, requests []accel.Request,
-	verdicts []ledger.Verdict, mistake, err error) {
+// question decodes what is asked.
+func (e *Extender) question(ctx context.Context, body []byte) (filterArgs, decision.Question, error) {
 	if err := e.replica.ready(); err != nil {
-		return filterArgs{}, nil, nil, nil, err
+		return filterArgs{}, decision.Question{}, err
 	}
-	if args, err = decodeFilterArgs(body, &scratch.names); err != nil {
-		return filterArgs{}, nil, nil, nil, err
-	}
-	requests, mistake = kube.RequestsOf(args.pod, e.config.Resources)
-	if e.config.Capacity {
-		kube.AddPeak(args.pod, requests)
-	}
-	if len(requests) == 1 && mistake == nil {
-		verdicts = sized(&scratch.verdicts, len(args.names))
-		if mayBind(ctx) {
-			e.config.Ledger.Check(requests[0], args.names, verdicts)
-		} else {
-			// Any client that reaches the port could make up requests, each of which would be
-			// rated and remembered.
-			e.config.Ledger.Fits(requests[0], args.names, verdicts)
-		}
-	}
-	return args, requests, verdicts, mistake, nil
+	args, err := decodeFilterArgs(body)
+	return args, decision.Question{Pod: args.pod, Nodes: args.names, Prefers: args.prefers, Believed: mayBind(ctx)}, err
 }
 
-// refuseAll rejects a pod that no eviction can help.
-func refuseAll(nodes []string, reason string) filterResult {
-	r := filterResult{refusals: make([]refusal, len(nodes))}
-	for i, name := range nodes {
-		r.refusals[i] = refusal{node: name, reason: reason, unresolvable: true}
+// bind gives the pod a device of the node and binds it there.
+func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
+	if err := e.replica.ready(); err != nil {
+		return nil, err
 	}
-	return r
+	args, err := decodeBindArgs(body)
+	if err != nil {
+		return nil, err
+	}
+	// kube-scheduler that no longer waits is no reason to leave the pod half
+	// way: the bind goes on, for a bounded time.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.config.BindTimeout)
+	defer cancel()
+	unlock, err := e.binds.lock(ctx, args.PodUID)
+	if err != nil {
+		return nil, fmt.Errorf("another bind of pod %s/%s is in progress: %w", args.PodNamespace, args.PodName, err)
+	}
+	defer unlock()
+	ctx, done, err := e.replica.lead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	pod := accel.PodRef{UID: args.PodUID, Namespace: args.PodNamespace, Name: args.PodName}
+	if err := e.decider.Bind(ctx, pod, args.Node); err != nil {
+		return nil, err
+	}
+	return appendError(out, ""), nil
 }
 
-func refOf(pod *v1.Pod) accel.PodRef {
-	return accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
-}
+// Quiesce returns when no bind is under way, or when the context ends. It is for a
+// replica that answers no more binds: one that comes in the meantime may begin after
+// that, and needs the Lease then.
+func (e *Extender) Quiesce(ctx context.Context) { e.binds.wait(ctx) }

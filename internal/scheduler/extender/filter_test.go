@@ -16,6 +16,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 )
 
 func TestFilter(t *testing.T) {
@@ -64,7 +65,7 @@ func TestFilter(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.cluster.problems["unlabelled"] = "the node is not labelled x=y"
+			w.cluster.Problems["unlabelled"] = "the node is not labelled x=y"
 			w.ledger.SetNode("node-full", []accel.Inventory{cards(gcuMemory, "f", 16, 16)})
 			for i := range 2 {
 				w.ledger.Observe(ledger.Holding{
@@ -159,7 +160,7 @@ func TestMemoryOfEveryVendor(t *testing.T) {
 		if usage.Used != 3 || usage.Devices[0].Used != 3 {
 			t.Errorf("%s: after the bind %+v", resource, usage)
 		}
-		annotations := w.cluster.annotations["team/"+pod.Name]
+		annotations := w.cluster.Annotations["team/"+pod.Name]
 		if n := len(annotations); n != map[bool]int{true: 6, false: 1}[resource == gcuMemory] {
 			t.Errorf("%s: annotations %v", resource, annotations)
 		}
@@ -239,8 +240,8 @@ func TestPrioritize(t *testing.T) {
 
 // The answer is what marshalling kube-scheduler's own type gives.
 func TestFilterResultFields(t *testing.T) {
-	body := appendFilterResult(nil, filterArgs{names: []string{"fits", "full", "tiny"}}, filterResult{
-		fits: []int{0}, refusals: []refusal{{node: "full", reason: "a"}, {node: "tiny", reason: "b", unresolvable: true}},
+	body := appendFilterResult(nil, filterArgs{names: []string{"fits", "full", "tiny"}}, &decision.Answer{
+		Fits: []int{0}, Refusals: []decision.Refusal{{Node: "full", Reason: "a"}, {Node: "tiny", Reason: "b", Unresolvable: true}},
 	})
 	want, err := json.Marshal(extenderv1.ExtenderFilterResult{
 		NodeNames: &[]string{"fits"}, FailedNodes: extenderv1.FailedNodesMap{"full": "a"},
@@ -295,7 +296,7 @@ func TestSeveralDevicesOnlyFromNodesThatGiveThem(t *testing.T) {
 	w := newWorld(t)
 	w.ledger.SetNode("old", []accel.Inventory{cards(gcuMemory, "o", 16, 16)})
 	w.ledger.SetNode("new", []accel.Inventory{cards(gcuMemory, "n", 16, 16)})
-	w.cluster.single = map[string]bool{"old": true}
+	w.cluster.Single = map[string]bool{"old": true}
 	pod := newPod("p", 8)
 	pod.Annotations = map[string]string{wire.CountAnnotation: "2"}
 	nodes, want := []string{"old", "new"}, []string{"new"}

@@ -159,7 +159,7 @@ func (p *replica) led(v verb, here http.Handler) http.Handler {
 // handOn answers by the leader. An error says that nothing was answered.
 func (p *replica) handOn(w http.ResponseWriter, r *http.Request, v verb, body []byte) error {
 	ctx := r.Context()
-	if v.name != verbInspect {
+	if v.name != verbInspect && v.name != verbExplain {
 		bounded, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
 		ctx = bounded
@@ -297,8 +297,11 @@ func fail(w http.ResponseWriter, v verb, status int, err error) {
 	}
 }
 
-// verbInspect names the reports where verbs are told apart.
-const verbInspect = "inspect"
+// Reports and explanations, where verbs are told apart.
+const (
+	verbInspect = "inspect"
+	verbExplain = "explain"
+)
 
 // lead bounds what is done in ctx by the time in which this replica may act. It is
 // called before anything is decided: what is decided while this replica leads is

@@ -20,6 +20,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/testing/decisiontest"
 )
 
 // fakeElection says what the test says.
@@ -157,7 +158,7 @@ func TestAFollowerHandsOnWhoAsks(t *testing.T) {
 
 // losing is a cluster over which the lead is lost in the middle of an answer.
 type losing struct {
-	*fakeCluster
+	*decisiontest.Cluster
 	lose func()
 }
 
@@ -169,7 +170,7 @@ func TestNoAnswerOfOneThatLostTheLead(t *testing.T) {
 		if !ok {
 			t.Fatal("the election is another")
 		}
-		c.Cluster = losing{&fakeCluster{}, func() { f.set(func() { f.leading = false }) }}
+		c.Cluster = losing{&decisiontest.Cluster{}, func() { f.set(func() { f.leading = false }) }}
 	})
 	f.lead()
 	pod := newPod("p", 4)
@@ -403,7 +404,7 @@ func TestABindEndsWithTheLead(t *testing.T) {
 	follower, f := newFollower(t, nil)
 	pod := follower.add(newPod("p", 4))
 	f.set(func() { f.leading, f.until = true, time.Now().Add(50*time.Millisecond) })
-	follower.cluster.bindError = func(ctx context.Context, _ accel.PodRef, _ string) error {
+	follower.cluster.BindError = func(ctx context.Context, _ accel.PodRef, _ string) error {
 		<-ctx.Done() // the API server is slow
 		return cluster.ErrOutcomeUnknown
 	}

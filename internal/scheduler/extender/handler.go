@@ -53,9 +53,21 @@ type verb struct {
 // Handler returns the routes, without listening:
 //
 //	POST /gcushare-scheduler/filter, /preempt, /prioritize, /bind
-//	GET  /gcushare-scheduler/inspect, /inspect/{node}
+//	GET  /gcushare-scheduler/inspect, /inspect/{node}, /inspect/explain/{namespace}/{pod}
+//	GET  /gcushare-scheduler/decisions
 //	GET  /version, /healthz, /readyz
-func (e *Extender) Handler() http.Handler {
+func (e *Extender) Handler() http.Handler { return e.routes(true) }
+
+// Reports returns the routes of Handler but for those that kube-scheduler calls.
+func (e *Extender) Reports() http.Handler { return e.routes(false) }
+
+// Led returns a handler that answers while this replica leads. Otherwise the leader answers, to which
+// requests of up to maxBody bytes are handed.
+func (e *Extender) Led(name string, maxBody int64, here http.Handler) http.Handler {
+	return e.replica.led(verb{name: name, maxBody: maxBody}, here)
+}
+
+func (e *Extender) routes(verbs bool) http.Handler {
 	mux := http.NewServeMux()
 	for _, v := range []verb{
 		{name: verbFilter, maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
@@ -63,11 +75,16 @@ func (e *Extender) Handler() http.Handler {
 		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize, allow: e.callers.mayBind},
 		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.callers.mayBind, acts: true},
 	} {
-		mux.Handle(Prefix+"/"+v.name, e.replica.led(v, e.handleVerb(v)))
+		if verbs {
+			mux.Handle(Prefix+"/"+v.name, e.replica.led(v, e.handleVerb(v)))
+		}
 	}
 	report := e.replica.led(verb{name: verbInspect}, http.HandlerFunc(e.reports.handle))
 	mux.Handle("GET "+inspect.Route, report)
 	mux.Handle("GET "+inspect.Route+"/{node}", report)
+	explain := e.replica.led(verb{name: verbExplain}, http.HandlerFunc(e.explains.handle))
+	mux.Handle("GET "+inspect.ExplainRoute+"/{namespace}/{pod}", explain)
+	mux.Handle("GET "+inspect.DecisionsRoute, explain)
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, e.config.Version) })
 	mux.HandleFunc("GET /healthz", e.handleHealth)
 	mux.HandleFunc("GET /readyz", e.handleReady)
@@ -75,18 +92,6 @@ func (e *Extender) Handler() http.Handler {
 		writeError(w, http.StatusNotFound, fmt.Sprintf("no route %s %s", r.Method, r.URL.Path))
 	})
 	return e.recoverPanics(mux)
-}
-
-// growStack gives a goroutine the stack that a question takes, some 12 KiB, in one
-// step. With HTTP/2 each question has a goroutine of its own, whose stack begins with
-// 2 KiB and would be copied three times, each time with more on it. What it is called
-// with, 0, keeps the compiler from leaving the room out.
-//
-//go:noinline
-func growStack(n int) byte {
-	var room [12 << 10]byte
-	room[n] = 1
-	return room[n/2]
 }
 
 // LeaderHeader is in the answer to /healthz of the replica that leads.
@@ -111,7 +116,6 @@ func (e *Extender) handleReady(w http.ResponseWriter, _ *http.Request) {
 // live. Verbs write their answer last, so there is none half written.
 func (e *Extender) recoverPanics(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		growStack(0)
 		if r.Header.Get(ForwardedHeader) == forwardedStranger {
 			limit.WithoutReserve(r.Context()) // the replica that hands it on has one, its caller has none
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 )
 
 // Whatever is sent, the answer has an error that says what is wrong, and the
@@ -223,7 +224,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-type panickyLedger struct{ Ledger }
+type panickyLedger struct{ decision.Ledger }
 
 func (panickyLedger) Check(accel.Request, []string, []ledger.Verdict) {
 	panic("a mistake")

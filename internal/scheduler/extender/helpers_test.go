@@ -2,23 +2,17 @@ package extender
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
@@ -26,11 +20,12 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
-	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
+	"github.com/divvy-gpu/divvy/internal/testing/decisiontest"
 )
 
 const (
-	gcuMemory accel.Resource = "enflame.com/gcu-memory"
+	gcuMemory                = decisiontest.Memory
 	otherMem  accel.Resource = "example.com/other-memory"
 
 	noRoom = "insufficient GCU Memory in one gcu device"
@@ -50,15 +45,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// newKeys returns a keyring with a key.
-func newKeys(tb testing.TB) *kube.Keyring {
-	tb.Helper()
-	file := filepath.Join(tb.TempDir(), "key")
-	if err := os.WriteFile(file, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
-		tb.Fatal(err)
-	}
-	return kube.NewKeyring(file)
-}
+// What decisiontest has, by short names.
+var (
+	newKeys      = decisiontest.NewKeys
+	cards        = decisiontest.Cards
+	podOf        = decisiontest.PodOf
+	newPod       = decisiontest.NewPod
+	newContainer = decisiontest.NewContainer
+)
 
 // world is an extender over real books and a cluster of the test's making.
 type world struct {
@@ -68,7 +62,7 @@ type world struct {
 	extender *Extender
 	ledger   *ledger.Ledger
 	keys     *kube.Keyring
-	cluster  *fakeCluster
+	cluster  *decisiontest.Cluster
 	clock    time.Time
 	// notReady is what Ready returns.
 	notReady error
@@ -79,16 +73,18 @@ func newWorld(tb testing.TB, change ...func(*Config)) *world {
 	tb.Helper()
 	w := &world{
 		tb: tb, keys: newKeys(tb), clock: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
-		cluster: &fakeCluster{known: map[string]cluster.Pod{}, actual: map[string]cluster.Pod{}, problems: map[string]string{}},
+		cluster: decisiontest.NewCluster(),
 	}
 	w.ledger = ledger.New(ledger.Options{Now: func() time.Time { return w.clock }, ReservationTTL: time.Minute})
 	w.ledger.SetNode("node-a", []accel.Inventory{cards(gcuMemory, "a", 16, 16)})
 	w.ledger.SetNode("node-b", []accel.Inventory{cards(gcuMemory, "b", 8)})
 	config := Config{
-		Ledger: w.ledger, Cluster: w.cluster, Binder: w.cluster, Signer: w.keys.Signer,
-		Ready:     func() error { return w.notReady },
-		Resources: []accel.Resource{gcuMemory}, Version: "v1.2.3", BindTimeout: time.Second,
-		Now: func() time.Time { return w.clock },
+		Config: decision.Config{
+			Ledger: w.ledger, Cluster: w.cluster, Binder: w.cluster, Signer: w.keys.Signer,
+			Ready:     func() error { return w.notReady },
+			Resources: []accel.Resource{gcuMemory}, Now: func() time.Time { return w.clock },
+		},
+		Version: "v1.2.3", BindTimeout: time.Second,
 	}
 	for _, f := range change {
 		f(&config)
@@ -100,16 +96,6 @@ func newWorld(tb testing.TB, change ...func(*Config)) *world {
 	w.extender, w.server = e, httptest.NewServer(e.Handler())
 	tb.Cleanup(w.server.Close)
 	return w
-}
-
-func cards(res accel.Resource, prefix string, units ...accel.Units) accel.Inventory {
-	inv := accel.Inventory{Resource: res, Unit: "1"}
-	for i, u := range units {
-		inv.Shares = append(inv.Shares, accel.Share{Units: u, Device: accel.Device{
-			Index: i, ID: accel.DeviceID(fmt.Sprintf("%s%d", prefix, i)), Model: "S60", NUMANode: accel.NoNUMA,
-		}})
-	}
-	return inv
 }
 
 // used is what is used of each card of the node.
@@ -190,120 +176,23 @@ func (w *world) ask(path string, args, result any) {
 
 // add makes the pod exist, and seen.
 func (w *world) add(pod *v1.Pod, resources ...accel.Resource) *v1.Pod {
-	p := podOf(pod, resources...)
-	w.cluster.mu.Lock()
-	defer w.cluster.mu.Unlock()
-	w.cluster.known[p.Ref.String()], w.cluster.actual[p.Ref.String()] = p, p
+	w.cluster.Add(pod, resources...)
 	return pod
-}
-
-func podOf(pod *v1.Pod, resources ...accel.Resource) cluster.Pod {
-	if len(resources) == 0 {
-		resources = []accel.Resource{gcuMemory}
-	}
-	requests, mistake := kube.RequestsOf(pod, resources)
-	return cluster.Pod{
-		Ref:     accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},
-		Created: pod.CreationTimestamp.Time, Node: pod.Spec.NodeName,
-		Requests: requests, Mistake: mistake,
-	}
-}
-
-// newPod asks for amounts of gcu-memory, one container each.
-func newPod(name string, amounts ...int64) *v1.Pod {
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "team", Name: name, UID: types.UID("uid-" + name), CreationTimestamp: metav1.Unix(1662450043, 0),
-	}}
-	for i, amount := range amounts {
-		pod.Spec.Containers = append(pod.Spec.Containers, newContainer(fmt.Sprintf("c%d", i), gcuMemory, amount))
-	}
-	if len(amounts) == 0 {
-		pod.Spec.Containers = []v1.Container{{Name: "main"}}
-	}
-	return pod
-}
-
-func newContainer(name string, res accel.Resource, amount int64) v1.Container {
-	list := v1.ResourceList{v1.ResourceName(res): *resource.NewQuantity(amount, resource.DecimalSI)}
-	return v1.Container{Name: name, Resources: v1.ResourceRequirements{Limits: list, Requests: list}}
-}
-
-// fakeCluster is what the books know and what is true, which differ.
-type fakeCluster struct {
-	mu       sync.Mutex
-	known    map[string]cluster.Pod // by namespace/name: what the watch has shown
-	actual   map[string]cluster.Pod // what the API server has
-	problems map[string]string
-	single   map[string]bool // nodes that can give a pod one device only
-	// bindError, when set, decides what a bind answers; it may change actual.
-	bindError func(ctx context.Context, ref accel.PodRef, node string) error
-	getError  error
-	// annotations of the binds that were written, by pod.
-	annotations map[string]map[string]string
-	gets        int
-}
-
-func (c *fakeCluster) Pod(namespace, name string) (cluster.Pod, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	p, ok := c.known[namespace+"/"+name]
-	return p, ok
-}
-
-func (c *fakeCluster) Problem(node string) string { return c.problems[node] }
-
-func (c *fakeCluster) Offering() []string { return []string{"node-a", "node-b"} }
-
-func (c *fakeCluster) Several(node string, _ accel.Resource) bool { return !c.single[node] }
-
-func (c *fakeCluster) Get(_ context.Context, namespace, name string) (cluster.Pod, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.gets++
-	if c.getError != nil {
-		return cluster.Pod{}, c.getError
-	}
-	p, ok := c.actual[namespace+"/"+name]
-	if !ok {
-		return cluster.Pod{}, fmt.Errorf("pod %s/%s: %w", namespace, name, cluster.ErrPodGone)
-	}
-	return p, nil
-}
-
-func (c *fakeCluster) Bind(ctx context.Context, ref accel.PodRef, node string, annotations map[string]string) error {
-	if c.bindError != nil {
-		if err := c.bindError(ctx, ref, node); err != nil {
-			return err
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	p, ok := c.actual[ref.String()]
-	if !ok || p.Ref.UID != ref.UID {
-		return cluster.ErrPodGone
-	}
-	p.Node = node
-	c.actual[ref.String()] = p
-	if c.annotations == nil {
-		c.annotations = map[string]map[string]string{}
-	}
-	c.annotations[ref.String()] = annotations
-	return nil
 }
 
 // show is the watch catching up: the books and the ledger learn what is true.
 func (w *world) show(pod *v1.Pod) {
 	w.tb.Helper()
-	w.cluster.mu.Lock()
-	defer w.cluster.mu.Unlock()
+	w.cluster.Mu.Lock()
+	defer w.cluster.Mu.Unlock()
 	key := pod.Namespace + "/" + pod.Name
-	p := w.cluster.actual[key]
-	w.cluster.known[key] = p
+	p := w.cluster.Actual[key]
+	w.cluster.Known[key] = p
 	if p.Node == "" {
 		return
 	}
 	h := ledger.Holding{Pod: p.Ref, Node: p.Node, Resource: gcuMemory, Units: p.Requests[0].Peak(), Created: p.Created}
-	if value := w.cluster.annotations[key][wire.GrantAnnotation]; value != "" {
+	if value := w.cluster.Annotations[key][wire.GrantAnnotation]; value != "" {
 		grant, err := w.keys.DecodeGrant(p.Ref.UID, value)
 		if err != nil {
 			w.tb.Fatal(err)
@@ -318,4 +207,13 @@ func mustContain(tb testing.TB, text, part string) {
 	if !strings.Contains(text, part) {
 		tb.Errorf("%q lacks %q", text, part)
 	}
+}
+
+func mustJSON(tb testing.TB, v any) []byte {
+	tb.Helper()
+	body, err := json.Marshal(v)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return body
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 )
 
 // unknownCaller is an address from which no bind is accepted.
@@ -104,7 +105,7 @@ func TestStalledInspectHoldsUpNoOther(t *testing.T) {
 
 // counting counts what the ledger is asked.
 type countingLedger struct {
-	Ledger
+	decision.Ledger
 	checks, fits atomic.Int64
 }
 

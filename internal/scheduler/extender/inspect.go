@@ -14,16 +14,17 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
 	"github.com/divvy-gpu/divvy/internal/report/inspect"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 )
 
 // reports answers what every device holds.
 type reports struct {
-	ledger    Ledger
-	cluster   Cluster
+	ledger    decision.Ledger
+	cluster   decision.Cluster
 	resources []accel.Resource
 	ready     func() error
-	// whole are the reports about all nodes.
-	whole limit.Reports[inspectQuery]
+	// whole makes the reports about all nodes.
+	whole *limit.Reports[any]
 }
 
 // handle answers in the guide's shape. The query may ask for details=true, which adds

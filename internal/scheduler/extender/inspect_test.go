@@ -26,7 +26,7 @@ func TestInspect(t *testing.T) {
 	}
 	w.ledger.Observe(ledger.Holding{Pod: accel.PodRef{UID: "u", Namespace: "team", Name: "lost"}, Node: "node-b", Resource: gcuMemory,
 		Units: 2})
-	w.cluster.problems["unlabelled"] = "the node is not labelled x=y"
+	w.cluster.Problems["unlabelled"] = "the node is not labelled x=y"
 
 	for name, tt := range map[string]struct {
 		path   string

@@ -137,13 +137,26 @@ func TestIsolationNotAttestedAnyMore(t *testing.T) {
 	}
 }
 
-// Pods that wait for different tiers wait apart.
-func TestWaitingForTiers(t *testing.T) {
-	keys := map[string]bool{}
-	for _, tier := range []accel.Tier{accel.TierNone, accel.TierCooperative, accel.TierDriver, accel.TierHardware} {
-		keys[askKey(accel.Request{Resource: gcuMemory, Selection: &accel.Selection{Isolation: tier}})] = true
+// A container whose limit would be no larger than a context is rejected before the pod is bound.
+func TestBelowAContext(t *testing.T) {
+	var told []string
+	w := newWorld(t, func(c *Config) {
+		c.Tell = func(_ accel.PodRef, kind events.Kind, message string) { told = append(told, kind.Reason+": "+message) }
+	})
+	inv := cards(gcuMemory, "limits", 16, 16)
+	inv.Least = 2
+	w.ledger.SetNode("limits", []accel.Inventory{inv})
+	nodes := []string{"limits"}
+	got := w.filter(extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: &nodes})
+	const reason = "a container requests no more of enflame.com/gcu-memory than the context of a process takes"
+	if got.FailedAndUnresolvableNodes["limits"] != reason {
+		t.Errorf("unresolvable %q", got.FailedAndUnresolvableNodes)
 	}
-	if len(keys) != 4 {
-		t.Errorf("%d kinds of requests for four tiers", len(keys))
+	want := []string{"NeverFits: " + reason + " on each of the 1 candidate nodes that offer it; request more for it"}
+	if diff := cmp.Diff(want, told); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	if got := w.filter(extenderv1.ExtenderArgs{Pod: newPod("q", 2), NodeNames: &nodes}); len(got.FailedAndUnresolvableNodes) > 0 {
+		t.Errorf("2 units: %q", got.FailedAndUnresolvableNodes)
 	}
 }

@@ -71,54 +71,6 @@ func (w *world) preempt(args extenderv1.ExtenderPreemptionArgs) string {
 	return strings.Join(out, "; ")
 }
 
-// lagging are books that learn of an end only when they were asked so often who can
-// be evicted.
-type lagging struct {
-	*ledger.Ledger
-	asked, learn int
-}
-
-func (l *lagging) Evict(req accel.Request, proposals []ledger.Proposal) []ledger.Eviction {
-	if l.asked++; l.asked == l.learn {
-		l.Forget("ended")
-	}
-	return l.Ledger.Evict(req, proposals)
-}
-
-// TestPreemptWaitsForTheWatch: kube-scheduler asks when it sees a pod end, which the
-// books may hear of a moment later.
-func TestPreemptWaitsForTheWatch(t *testing.T) {
-	books := &lagging{}
-	w := newWorld(t, func(c *Config) {
-		books.Ledger = c.Ledger.(*ledger.Ledger)
-		c.Ledger = books
-	})
-	w.running("node-b", "low 4 b0")
-	ask := func(when string, learn, asked int, want string) {
-		t.Helper()
-		w.ledger.Observe(ledger.Holding{
-			Pod: accel.PodRef{UID: "ended", Namespace: "team", Name: "ended"}, Node: "node-b", Resource: gcuMemory, Units: 4,
-			Device: "b0", Priority: 1000,
-		})
-		books.asked, books.learn = 0, learn
-		got := w.preempt(extenderv1.ExtenderPreemptionArgs{
-			Pod: important(newPod("p", 8), ""), NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-b": meta(0, "low")},
-		})
-		if got != want || books.asked != asked {
-			t.Errorf("%s: answered %q and the books were asked %d times, want %q and %d times", when, got, books.asked, want, asked)
-		}
-	}
-	ask("known before", 1, 1, "node-b: low (0)")
-	for range catchUpsAtOnce {
-		ask("shown late", 3, 3, "node-b: low (0)")
-	}
-	ask("for the next pod there is no time", 3, 1, "")
-	w.clock = w.clock.Add(catchUpEvery)
-	ask("shown at the last moment", 1+len(catchUp), 1+len(catchUp), "node-b: low (0)")
-	w.clock = w.clock.Add(catchUpEvery)
-	ask("not shown", 0, 1+len(catchUp), "")
-}
-
 func TestPreempt(t *testing.T) {
 	tests := map[string]struct {
 		pod     *v1.Pod
@@ -216,7 +168,7 @@ func TestPreempt(t *testing.T) {
 
 	t.Run("a node that gives a pod one device is left out, and keeps nothing", func(t *testing.T) {
 		w := newWorld(t)
-		w.cluster.single = map[string]bool{"node-a": true}
+		w.cluster.Single = map[string]bool{"node-a": true}
 		w.running("node-a", "a1 16 a0", "a2 16 a1")
 		pod := important(newPod("p", 16), "")
 		pod.Annotations = map[string]string{wire.CountAnnotation: "2"}
@@ -413,17 +365,4 @@ func (r *recorder) WriteHeader(status int) { r.status = status }
 func (r *recorder) Write(b []byte) (int, error) {
 	r.body = append(r.body, b...)
 	return len(b), nil
-}
-
-func TestNominatedNodesAreBounded(t *testing.T) {
-	var n nominatedNodes
-	for i := range 3 * maxNominated {
-		n.put(fmt.Sprint(i), "node")
-	}
-	if len(n.nodes) > maxNominated {
-		t.Errorf("%d are remembered", len(n.nodes))
-	}
-	if last := fmt.Sprint(3*maxNominated - 1); n.take(last) != "node" || n.take(last) != "" {
-		t.Error("the last one is not remembered once")
-	}
 }

@@ -2,74 +2,45 @@ package extender
 
 import (
 	"encoding/json"
-	"slices"
 	"strconv"
 	"sync"
 
-	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/divvy-gpu/divvy/internal/scheduler/decision"
 )
 
-// refusal is one node on which the pod does not fit.
-type refusal struct {
-	node, reason string
-	unresolvable bool
-}
+// answers are the memory in which answers are made. It is used again: at 5000 nodes it is
+// more than all else that an answer takes.
+var answers = sync.Pool{New: func() any { return new(decision.Answer) }}
 
-// filterResult is an ExtenderFilterResult before it is written.
-type filterResult struct {
-	// fits are positions in args.names.
-	fits     []int
-	refusals []refusal
-}
-
-// scratch is the memory in which one answer is made. It is used again: at 5000 nodes it
-// is more than all else that an answer takes.
-type scratch struct {
-	names    []string
-	verdicts []ledger.Verdict
-	scores   []int64
-	result   filterResult
-}
-
-var scratches = sync.Pool{New: func() any { return new(scratch) }}
-
-func takeScratch() *scratch {
-	r, ok := scratches.Get().(*scratch)
+func takeAnswer() *decision.Answer {
+	a, ok := answers.Get().(*decision.Answer)
 	if !ok {
-		return new(scratch)
+		return new(decision.Answer)
 	}
-	return r
+	return a
 }
 
-// giveBack ends the use of all that is in it. One that was made for more nodes
-// than keepScratch goes.
-func (r *scratch) giveBack() {
-	if max(cap(r.names), cap(r.verdicts), cap(r.scores), cap(r.result.fits), cap(r.result.refusals)) > keepScratch {
+// giveBack ends the use of all that is in an answer. One that was made for more nodes than
+// keepAnswer goes.
+func giveBack(a *decision.Answer) {
+	if a.Cap() > keepAnswer {
 		return
 	}
-	clear(r.names) // they share memory with the request, as the refusals do
-	clear(r.result.refusals)
-	r.result.fits, r.result.refusals = r.result.fits[:0], r.result.refusals[:0]
-	scratches.Put(r)
+	a.Reset()
+	answers.Put(a)
 }
 
-// keepScratch is for how many nodes memory is kept for the next answer.
-const keepScratch = 20_000
-
-// sized returns buf with n items of any value.
-func sized[T any](buf *[]T, n int) []T {
-	*buf = slices.Grow((*buf)[:0], n)[:n]
-	return *buf
-}
+// keepAnswer is for how many nodes memory is kept for the next answer.
+const keepAnswer = 20_000
 
 // appendFilterResult writes the result as JSON, with the fields that package
 // k8s.io/kube-scheduler/extender/v1 has, answering whole nodes with whole nodes
 // and names with names. Writing it by hand saves building two maps and sorting
 // them.
-func appendFilterResult(b []byte, args filterArgs, r filterResult) []byte {
+func appendFilterResult(b []byte, args filterArgs, r *decision.Answer) []byte {
 	if args.nodes != nil {
 		b = append(b, `{"Nodes":{"metadata":{},"items":[`...)
-		for i, pos := range r.fits {
+		for i, pos := range r.Fits {
 			if i > 0 {
 				b = append(b, ',')
 			}
@@ -78,7 +49,7 @@ func appendFilterResult(b []byte, args filterArgs, r filterResult) []byte {
 		b = append(b, `]},"NodeNames":null`...)
 	} else {
 		b = append(b, `{"Nodes":null,"NodeNames":[`...)
-		for i, pos := range r.fits {
+		for i, pos := range r.Fits {
 			if i > 0 {
 				b = append(b, ',')
 			}
@@ -87,26 +58,26 @@ func appendFilterResult(b []byte, args filterArgs, r filterResult) []byte {
 		b = append(b, ']')
 	}
 	b = append(b, `,"FailedNodes":`...)
-	b = appendRefusals(b, r.refusals, false)
+	b = appendRefusals(b, r.Refusals, false)
 	b = append(b, `,"FailedAndUnresolvableNodes":`...)
-	b = appendRefusals(b, r.refusals, true)
+	b = appendRefusals(b, r.Refusals, true)
 	return append(b, `,"Error":""}`...)
 }
 
-func appendRefusals(b []byte, refusals []refusal, unresolvable bool) []byte {
+func appendRefusals(b []byte, refusals []decision.Refusal, unresolvable bool) []byte {
 	b = append(b, '{')
 	first := true
 	for _, r := range refusals {
-		if r.unresolvable != unresolvable {
+		if r.Unresolvable != unresolvable {
 			continue
 		}
 		if !first {
 			b = append(b, ',')
 		}
 		first = false
-		b = appendString(b, r.node)
+		b = appendString(b, r.Node)
 		b = append(b, ':')
-		b = appendString(b, r.reason)
+		b = appendString(b, r.Reason)
 	}
 	return append(b, '}')
 }
@@ -139,3 +110,10 @@ func appendString(b []byte, s string) []byte {
 	b = append(b, s...)
 	return append(b, '"')
 }
+
+// plain reports whether the byte stands for itself in a JSON string.
+func plain(c byte) bool { return c >= 0x20 && c < 0x7f && !isSpecial[c] }
+
+// isSpecial are the printable bytes that JSON, or Go's encoder for the sake of
+// HTML, writes as an escape.
+var isSpecial = [256]bool{'"': true, '\\': true, '<': true, '>': true, '&': true}

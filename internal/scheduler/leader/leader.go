@@ -41,6 +41,9 @@ func margin(d time.Duration) time.Duration { return d / 10 }
 // until it lets another try: several writes of a slow API server.
 const catchUpTimeout = 15 * time.Second
 
+// suffix is the length of the random end of an identity.
+const suffix = 8
+
 // Errors of Until; test with errors.Is.
 var (
 	// ErrNotLeading: another replica may lead.
@@ -64,6 +67,10 @@ type Config struct {
 	// CatchUp is called when this replica got the Lease; it leads once that returns
 	// nil. Its context ends with the Lease. nil for nothing to catch up with.
 	CatchUp func(ctx context.Context) error
+	// Shared says that other programs take part in the election, such as kube-scheduler, which
+	// releases the Lease while its writes are under way. This replica leads only after Duration
+	// where one of them held the Lease last, or that is not known.
+	Shared bool
 }
 
 // Elector is one replica's part in an election. Its methods are safe for concurrent use.
@@ -84,8 +91,9 @@ type Elector struct {
 	// notBefore is when this replica may lead at the earliest: until then another may act
 	// whose Lease was deleted.
 	notBefore time.Time
-	// holder is the identity that the Lease had when it was last seen.
-	holder string
+	// holder is the identity that the Lease had when it was last seen, and last the same but
+	// for none.
+	holder, last string
 	// changed is closed when any of these change but for renewed, and replaced.
 	changed chan struct{}
 	// terms counts how often this replica began to lead.
@@ -114,7 +122,7 @@ func New(c Config) (*Elector, error) {
 	}
 	// A process that follows another in the same pod is another replica: what the
 	// first one did may still be under way.
-	identity := strings.Join([]string{c.Pod, c.Address, rand.Text()[:8]}, "_")
+	identity := strings.Join([]string{c.Pod, c.Address, rand.Text()[:suffix]}, "_")
 	return &Elector{config: c, identity: identity, changed: make(chan struct{})}, nil
 }
 
@@ -124,6 +132,12 @@ func CheckDuration(d time.Duration) error {
 		return fmt.Errorf("%s: must be whole seconds, from %s to %s", d, MinDuration, MaxDuration)
 	}
 	return nil
+}
+
+// ofElector reports whether an identity is that of a replica of this package.
+func ofElector(identity string) bool {
+	parts := strings.Split(identity, "_")
+	return len(parts) == 3 && len(parts[2]) == suffix
 }
 
 // addressOf returns the address in the identity of a replica, "" for none: also of
@@ -257,6 +271,9 @@ func (l *Elector) tell() {
 func (l *Elector) saw(holder string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if holder != "" {
+		l.last = holder
+	}
 	if holder != l.holder {
 		l.holder = holder
 		l.tell()
@@ -282,6 +299,15 @@ func (l *Elector) renewedSince(then time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.renewed.After(then)
+}
+
+// succeeds notes that this replica takes the Lease from the last holder.
+func (l *Elector) succeeds() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.config.Shared && !ofElector(l.last) {
+		l.notBefore = time.Now().Add(l.config.Duration)
+	}
 }
 
 // waits notes until when another may act whose Lease was deleted.

@@ -34,6 +34,7 @@ type replica struct {
 	*Elector
 	t        *testing.T
 	duration time.Duration
+	shared   bool
 	stop     context.CancelFunc
 	done     chan struct{}
 
@@ -97,7 +98,7 @@ func (r *replica) start(client kubernetes.Interface, name string, catchUp func(c
 	t.Helper()
 	var err error
 	r.Elector, err = New(Config{Client: client, Namespace: "divvy-system", Name: "divvy-extender", Pod: name,
-		Address: name + ":1", Duration: r.duration, CatchUp: catchUp})
+		Address: name + ":1", Duration: r.duration, CatchUp: catchUp, Shared: r.shared})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -494,6 +495,52 @@ func TestALeaseOfAnotherKindIsHeeded(t *testing.T) {
 			t.Errorf("it leads after %s, within the other's 15 s", took)
 		}
 	})
+}
+
+// kube-scheduler releases the Lease while its writes are under way; a replica of this package does
+// not.
+func TestASharedLeaseIsTakenFromAnotherProgram(t *testing.T) {
+	lease := func(holder string, seconds int32) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "divvy-system", Name: "divvy-extender"},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &metav1.MicroTime{}}}
+	}
+	for name, tc := range map[string]struct {
+		shared, released bool
+		holder           string
+		atLeast          time.Duration
+	}{
+		"released by kube-scheduler":  {shared: true, released: true, holder: "cp-1_8d0cf2a7-6b1f-4a53-a6a9-0f2d5a6d3c11", atLeast: short},
+		"of a holder with underscore": {shared: true, released: true, holder: "c_p_8d0cf2a7-6b1f-4a53-a6a9-0f2d5a6d3c11", atLeast: short},
+		"released before it started":  {shared: true, atLeast: short},
+		"released by a replica":       {shared: true, released: true, holder: "b_b:1_ABCDEFGH"},
+		"not shared":                  {released: true, holder: "cp-1_8d0cf2a7-6b1f-4a53-a6a9-0f2d5a6d3c11"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server, err := kubetest.New(lease(tc.holder, 3600))
+				if err != nil {
+					t.Fatal(err)
+				}
+				a := &replica{t: t, duration: short, shared: tc.shared, done: make(chan struct{})}
+				a.start(server.Client(a.before), "a", nil)
+				if tc.released {
+					time.Sleep(time.Second) // it sees the holder
+					leases := server.Client(nil).CoordinationV1().Leases("divvy-system")
+					now, err := leases.Get(t.Context(), "divvy-extender", metav1.GetOptions{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					now.Spec = lease("", 1).Spec
+					if _, err := leases.Update(t.Context(), now, metav1.UpdateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if took := a.after(2*short + time.Second); took < tc.atLeast || tc.atLeast == 0 && took > short/2 {
+					t.Errorf("it leads after %s, want at least %s", took, tc.atLeast)
+				}
+			})
+		})
+	}
 }
 
 func TestNewSaysAllThatIsWrong(t *testing.T) {

@@ -113,6 +113,9 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 		}
 		l.lead.lost() // before anybody else can have it
 	}
+	if before := l.lease.Spec.HolderIdentity; record.HolderIdentity == l.Identity() && (before == nil || *before != l.Identity()) {
+		l.lead.succeeds()
+	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	next := l.lease.DeepCopy()

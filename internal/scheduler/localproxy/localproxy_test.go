@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long something that is bound to come may take.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // backend answers each line with its name and that line, as long as it is not frozen.
 type backend struct {

@@ -156,6 +156,29 @@ var rules = []rule{
 		why: "a review is decided from what it brings and what its program knows; reading reviews is the same for all programs",
 	},
 	{
+		packages: []string{"internal/scheduler/claimreview"},
+		never: []string{"internal/app/...", "internal/core/ledger", "internal/platform/certs", "internal/pool/...",
+			"internal/scheduler/extender"},
+		why: "claims are reviewed by what they ask for and by quotas, whichever program serves the reviews and whatever devices hold",
+	},
+	{
+		packages: []string{"internal/scheduler/decision"},
+		never:    []string{"internal/app/...", "internal/scheduler/extender"},
+		notThemselves: []string{
+			"k8s.io/client-go/...", "net", "net/http", "os",
+		},
+		why: "what is decided about a pod is the same through every door to kube-scheduler; each door has its own protocol",
+	},
+	{
+		packages: []string{"internal/scheduler/plugin"},
+		never:    []string{"internal/app/...", "internal/scheduler/extender", "k8s.io/kubernetes/..."},
+		notThemselves: []string{
+			"github.com/spf13/cobra/...", "k8s.io/client-go/kubernetes/...", "net", "net/http", "os",
+		},
+		why: "the plugin is compiled with each supported minor of kube-scheduler, so it knows the interfaces of the framework alone; " +
+			"what it decides is package decision's",
+	},
+	{
 		packages: []string{"internal/pool/admin", "internal/pool/sources"},
 		never: []string{"internal/core/ledger", "internal/node/...", "internal/platform/certs", "internal/pool/admission",
 			"internal/report/...", "internal/scheduler/..."},
@@ -217,12 +240,28 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/report/why"},
-		never:    []string{"internal/install/...", "internal/node/...", "internal/pool/...", "internal/scheduler/extender"},
+		never: []string{
+			"internal/install/...", "internal/node/...", "internal/pool/admin", "internal/pool/admission", "internal/pool/probe",
+			"internal/pool/secrets", "internal/pool/sources", "internal/pool/token", "internal/scheduler/extender",
+		},
 		notThemselves: []string{
 			"k8s.io/client-go/...", "os", "os/exec", "net", "net/http", "log", "log/slog",
 		},
 		why: "why a pod waits, and which pods to move, is decided on a snapshot, with the extender's own state and ledger and without " +
 			"clients, so that advice can be tried on thousands of random clusters",
+	},
+	{
+		packages: []string{"internal/report/ui/..."},
+		never:    []string{"internal/install/...", "internal/node/...", "internal/scheduler/extender"},
+		why: "the page shows what nodes publish and pods carry, with the rights of the person who asks; no part of a program that runs " +
+			"in the cluster belongs to it",
+	},
+	{
+		packages: []string{"internal/report/ui/picture"},
+		notThemselves: []string{
+			"k8s.io/client-go/...", "os", "os/exec", "net", "net/http", "log", "log/slog",
+		},
+		why: "what is drawn is decided from objects, so it can be tabled and measured without an API server and a browser",
 	},
 	{
 		packages: []string{"internal/report/doctor"},
@@ -276,9 +315,10 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/..."},
-		except:   []string{"internal/app/..."},
-		never:    []string{"internal/app/...", "github.com/spf13/cobra/..."},
-		why:      "imports point inward: programs know their parts, no part knows a program or its flags",
+		// The framework's interfaces, and the selectors of device classes, depend on a package of flags.
+		except: []string{"internal/app/...", "internal/scheduler/plugin", "internal/scheduler/claims"},
+		never:  []string{"internal/app/...", "github.com/spf13/cobra/..."},
+		why:    "imports point inward: programs know their parts, no part knows a program or its flags",
 	},
 	{
 		packages: []string{"api/..."},

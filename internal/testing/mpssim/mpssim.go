@@ -39,6 +39,8 @@ type State struct {
 	Hangs bool
 	// Floods is true for one whose answers have no end.
 	Floods bool
+	// Refuses is true for one whose servers end at once, as when a program has the GPU.
+	Refuses bool
 }
 
 // stateFile is in the folder of the pipe's folder.
@@ -133,12 +135,13 @@ func serve(pipes string) error {
 		return err
 	}
 	defer l.Close() //nolint:errcheck // the process ends
+	started := false
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return err
 		}
-		quit := answer(pipes, c)
+		quit := answer(pipes, c, &started)
 		_ = c.Close()
 		if quit {
 			return nil
@@ -146,11 +149,15 @@ func serve(pipes string) error {
 	}
 }
 
-// answer answers the commands of a connection, and reports whether the daemon is to end.
-func answer(pipes string, c net.Conn) (quit bool) {
+// answer answers the commands of a connection, and reports whether the daemon is to end. started is
+// true after start_server: the daemon itself then stands for the server, unless the file has some.
+func answer(pipes string, c net.Conn, started *bool) (quit bool) {
 	lines := bufio.NewScanner(c)
 	for lines.Scan() {
 		state, err := readState(pipes)
+		if *started && len(state.Servers) == 0 {
+			state.Servers = []Server{{PID: os.Getpid(), State: "ACTIVE"}}
+		}
 		if state.Hangs {
 			<-time.After(time.Minute)
 		}
@@ -166,6 +173,8 @@ func answer(pipes string, c net.Conn) (quit bool) {
 		case len(words) == 0:
 		case words[0] == "quit":
 			return true
+		case slices.Equal(words, []string{"start_server", "-uid", "0"}):
+			*started = !state.Refuses
 		case words[0] == "get_server_list":
 			for _, s := range state.Servers {
 				fmt.Fprintln(c, s.PID)

@@ -10,43 +10,67 @@ import (
 // earlier commit.
 const mostCPU = 1.05
 
-// Comparison is the processor time for one pod, of the control plane and the extender
-// together, with this commit beside that with an earlier one.
+// Comparison is a side beside its reference, by round.
 type Comparison struct {
-	// Ratios are by round, and Ratio is their median, which is from Low to High with a
-	// confidence of 95 % at least: the smallest and the largest with fewer than six rounds.
-	Ratios []float64
-	Ratio  float64
-	Low    float64
-	High   float64
-	// Extender is the median ratio of the extenders alone.
-	Extender float64
+	Side, Reference side
+	// Rate is of pods per second, P99 of the latency's 99th percentile, and CPU of the processor
+	// time for one pod, of all programs but this one.
+	Rate, P99, CPU Ratio
+	// Requests are those of Divvy's own to the API server for one pod, as Divvy counts them and as
+	// the API server does. The API server does not say which client asked; what it answered more
+	// than beside the reference is Divvy's, and the binds are.
+	RequestsCounted, RequestsServed float64
 }
 
-// compare compares the sides with and before, by round.
-func compare(phases []Phase) *Comparison {
-	var c Comparison
-	var extenders []float64
-	for _, round := range byRound(phases) {
-		now, earlier := round[with].CPU, round[before].CPU
-		c.Ratios = append(c.Ratios, measured(now)/measured(earlier))
-		extenders = append(extenders, now[extenderName]/earlier[extenderName])
+// Requests is the larger of the two counts.
+func (c *Comparison) Requests() float64 { return max(c.RequestsCounted, c.RequestsServed) }
+
+// Ratio is that of two sides in the same round. The median is from Low to High with a confidence of
+// 95 % at least: the smallest and the largest with fewer than six rounds.
+type Ratio struct {
+	Rounds            []float64
+	Median, Low, High float64
+}
+
+func (r Ratio) String() string { return fmt.Sprintf("%.2f (%.2f-%.2f)", r.Median, r.Low, r.High) }
+
+func newRatio(of, to []float64) Ratio {
+	r := Ratio{Rounds: make([]float64, len(of))}
+	for i := range of {
+		r.Rounds[i] = of[i] / to[i]
 	}
-	c.Ratio, c.Extender = median(c.Ratios), median(extenders)
-	c.Low, c.High = interval(c.Ratios)
-	return &c
+	r.Median = median(r.Rounds)
+	r.Low, r.High = interval(r.Rounds)
+	return r
 }
 
-// byRound returns the phases of each round by their sides.
-func byRound(phases []Phase) []map[side]Phase {
-	var rounds []map[side]Phase
-	for _, p := range phases {
-		for len(rounds) < p.Round {
-			rounds = append(rounds, map[side]Phase{})
+func rateOf(p *Phase) float64 { return p.PodsPerSecond }
+func p99Of(p *Phase) float64  { return p.Latency.P99 }
+func cpuOf(p *Phase) float64  { return measured(p.CPU) }
+
+// values are those of a side, in the order of the rounds.
+func values(phases []Phase, side side, of func(*Phase) float64) (out []float64) {
+	for i := range phases {
+		if phases[i].Side == side {
+			out = append(out, of(&phases[i]))
 		}
-		rounds[p.Round-1][p.Side] = p
 	}
-	return rounds
+	return out
+}
+
+// compare compares two sides, which have as many phases.
+func compare(phases []Phase, side, reference side) Comparison {
+	ratio := func(of func(*Phase) float64) Ratio {
+		return newRatio(values(phases, side, of), values(phases, reference, of))
+	}
+	c := Comparison{Side: side, Reference: reference, Rate: ratio(rateOf), P99: ratio(p99Of), CPU: ratio(cpuOf)}
+	c.RequestsCounted = median(values(phases, side, func(p *Phase) float64 { return p.Divvy.Requests }))
+	served := values(phases, side, asked)
+	for i, without := range values(phases, reference, func(p *Phase) float64 { return asked(p) - p.Server[binds] }) {
+		served[i] -= without
+	}
+	c.RequestsServed = median(served)
+	return c
 }
 
 // measured is the time of all programs but this one.
@@ -73,12 +97,4 @@ func interval(values []float64) (low, high float64) {
 	}
 	k = max(k, 1)
 	return sorted[k-1], sorted[n-k]
-}
-
-func (c *Comparison) verdict(nodes int) verdict {
-	return verdict{
-		fmt.Sprintf("%d nodes: %.3f of the processor time for a pod before (median of %d rounds, with 95 %% confidence %.3f to %.3f; the "+
-			"extender alone %.2f); at most %g is wanted",
-			nodes, c.Ratio, len(c.Ratios), c.Low, c.High, c.Extender, mostCPU), c.Ratio <= mostCPU,
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -16,32 +15,17 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/simnodes"
 )
 
-// side is one of those that are compared.
-type side string
-
-const (
-	without side = "without"
-	with    side = "with"
-	// before is with Divvy as of an earlier commit.
-	before side = "before"
-)
-
-// Names of programs where there are several by name.
-const (
-	extenderName = "divvy-extender"
-	benchName    = "this program"
-)
-
 const (
 	cardsPerNode = 8
 	cardUnits    = 16
-	podUnits     = 4
+	// claimUnits are the GiB of a device for claims, and claimPods how many pods a node may run then:
+	// their number must not decide.
+	claimUnits, claimPods = 80, 1000
 	// schedulerQPS is how many requests to the API server kube-scheduler may send in a
 	// second, on both sides; its own default of 50 would be what is measured.
 	schedulerQPS = 5000
@@ -62,97 +46,96 @@ const (
 type bench struct {
 	options  options
 	programs controlplane.Programs
+	plugin   string // the path of divvy-scheduler
 	plane    *controlplane.ControlPlane
 	client   kubernetes.Interface
 	nodes    simnodes.Group
+	// controller is that of claims; nil where there are none.
+	controller *controlplane.Process
+	// plain are pods per second without Divvy, as measured so far.
+	plain []float64
 }
 
-func newBench(ctx context.Context, o options, programs controlplane.Programs, plane *controlplane.ControlPlane, size int) (*bench, error) {
-	client, err := plane.Client()
-	if err != nil {
-		return nil, err
+// prepare makes the nodes, and what pods need.
+func (b *bench) prepare(ctx context.Context) (err error) {
+	if b.client, err = b.plane.Client(); err != nil {
+		return err
 	}
-	b := &bench{
-		options: o, programs: programs, plane: plane, client: client,
-		nodes: simnodes.Group{Count: size, Cards: cardsPerNode, Units: cardUnits, Resource: resource},
+	if err := b.nodes.Create(ctx, b.client); err != nil {
+		return err
 	}
-	if err := b.nodes.Create(ctx, client); err != nil {
-		return nil, err
-	}
-	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-	if _, err := client.CoreV1().Namespaces().Create(ctx, space, metav1.CreateOptions{}); err != nil {
-		return nil, fmt.Errorf("make namespace %s: %w", namespace, err)
-	}
-	return b, nil
-}
-
-// phase starts a scheduler, places pods, and removes both.
-func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err error) {
-	name := fmt.Sprintf("%s-%d", side, round)
-	o := controlplane.SchedulerOptions{Name: name, QPS: schedulerQPS, Settings: b.options.schedulerSettings(name)}
-	var extender *controlplane.Extender
-	if side != without {
-		program := b.programs.Control
-		if side == before {
-			program = b.options.before
+	for _, name := range []string{namespace, filled} {
+		space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if _, err := b.client.CoreV1().Namespaces().Create(ctx, space, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("make namespace %s: %w", name, err)
 		}
-		extender, err = b.plane.StartExtender(ctx, controlplane.ExtenderOptions{
-			Name: "extender-" + name, Program: program, Resources: []string{resource},
-			Args: append([]string{"--metrics-devices=false"}, b.options.extender...),
-		})
-		if err != nil {
+	}
+	if b.options.claims() {
+		if err := b.templates(ctx); err != nil {
+			return err
+		}
+	}
+	return b.classes(ctx)
+}
+
+// phase starts a side, places the scenario's pods, and removes both.
+func (b *bench) phase(ctx context.Context, scenario *scenario, side side, round int) (p Phase, err error) {
+	if scenario.filled {
+		if err := b.fill(ctx); err != nil {
 			return p, err
 		}
-		defer func() { err = errors.Join(err, extender.Stop(stopGrace)) }()
-		o.Extender = &extender.Entry
 	}
-	scheduler, err := b.plane.StartScheduler(ctx, b.programs.Kubernetes, o)
+	r, err := b.start(ctx, side, side.fileName(scenario.name, round))
 	if err != nil {
 		return p, err
 	}
-	defer func() { err = errors.Join(err, scheduler.Stop(stopGrace), b.empty(ctx)) }()
+	defer func() { err = errors.Join(err, r.stop(), b.empty(ctx, namespace)) }()
+	scheduler := r.scheduler
 
-	if _, err := b.place(ctx, scheduler.Name(), "warm", warmUp); err != nil {
+	unmeasured := func() error {
+		shapes := []shape{small}
+		if scenario.claims {
+			shapes = scenario.pods
+		}
+		if _, err := b.place(ctx, scheduler.Name(), "warm", warmUp, shapes, 0); err != nil {
+			return err
+		}
+		return b.wait(ctx, scheduler.Name(), scenario.waiting)
+	}
+	if err := unmeasured(); err != nil {
 		return p, fmt.Errorf("before the time is taken: %w; the scheduler's log %s ends with:\n%s", err, scheduler.LogPath(),
 			scheduler.LogTail(5))
 	}
-	start, err := b.look(ctx, scheduler, extender)
+	rate := 0.0
+	if scenario.paced {
+		rate = median(b.plain) / 2
+	}
+	start, err := b.look(ctx, &r)
 	if err != nil {
 		return p, err
 	}
-	times, err := b.place(ctx, scheduler.Name(), "pod", b.options.pods)
+	times, err := b.place(ctx, scheduler.Name(), "pod", b.options.pods, scenario.pods, rate)
 	if err != nil {
 		return p, err
 	}
-	end, err := b.look(ctx, scheduler, extender)
+	end, err := b.look(ctx, &r)
 	if err != nil {
 		return p, err
 	}
 	p = newPhase(side, round, times)
-	p.fill(start, end)
-	if side != without {
+	p.fill(start, end, r.divvyName)
+	switch {
+	case scenario.claims:
+		p.Packing, err = b.packing(ctx)
+	case r.divvy != nil:
 		err = b.right(ctx)
 	}
 	return p, err
 }
 
-// schedulerSettings are fields of the configuration of the scheduler that pods request
-// by this name.
-func (o options) schedulerSettings(name string) map[string]any {
-	if !o.batching {
-		return nil
-	}
-	return map[string]any{"profiles": []any{map[string]any{
-		"schedulerName": name,
-		"pluginConfig": []any{map[string]any{"name": "PodTopologySpread", "args": map[string]any{
-			"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "PodTopologySpreadArgs", "defaultingType": "List",
-		}}},
-	}}}
-}
-
-// place makes pods as fast as the API server takes them and waits until the last
-// is bound.
-func (b *bench) place(ctx context.Context, scheduler, prefix string, count int) (*timeline, error) {
+// place makes pods of these shapes in turn, so many in a second, or as fast as the API server
+// takes them where rate is 0, and waits until the last is bound.
+func (b *bench) place(ctx context.Context, scheduler, prefix string, count int, shapes []shape, rate float64) (*timeline, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pods := b.client.CoreV1().Pods(namespace)
@@ -163,11 +146,16 @@ func (b *bench) place(ctx context.Context, scheduler, prefix string, count int) 
 	t := newTimeline(count)
 	group, working := errgroup.WithContext(ctx)
 	group.Go(func() error {
+		defer t.allMade()
+		begun := time.Now()
 		makers, making := errgroup.WithContext(working)
 		makers.SetLimit(creators)
 		for i := range count {
+			if rate > 0 {
+				time.Sleep(time.Until(begun.Add(time.Duration(float64(i) / rate * float64(time.Second)))))
+			}
 			makers.Go(func() error {
-				pod := b.nodes.Pod(namespace, fmt.Sprintf("%s-%06d", prefix, i), podUnits)
+				pod := shapes[i%len(shapes)].pod(&b.nodes, namespace, fmt.Sprintf("%s-%06d", prefix, i))
 				pod.Spec.SchedulerName = scheduler
 				t.began(pod.Name)
 				if _, err := pods.Create(making, pod, metav1.CreateOptions{}); err != nil {
@@ -176,7 +164,6 @@ func (b *bench) place(ctx context.Context, scheduler, prefix string, count int) 
 				return nil
 			})
 		}
-		defer t.allMade()
 		return makers.Wait()
 	})
 	group.Go(func() error { return t.follow(working, pods, list.ResourceVersion) })
@@ -186,36 +173,16 @@ func (b *bench) place(ctx context.Context, scheduler, prefix string, count int) 
 // right checks that each pod holds what it asks for, on a device of its node, and no
 // device is given to more pods than have room on it.
 func (b *bench) right(ctx context.Context) error {
-	path, err := b.plane.GrantKey()
+	key, err := b.key()
 	if err != nil {
 		return err
 	}
-	key, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("read the key of grants: %w", err)
-	}
-	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	pods, err := b.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
 	}
 	if _, err := b.nodes.Used(pods.Items, key); err != nil {
 		return fmt.Errorf("pods are placed wrongly: %w", err)
-	}
-	return nil
-}
-
-// empty deletes all pods at once, as nobody runs them.
-func (b *bench) empty(ctx context.Context) error {
-	pods := b.client.CoreV1().Pods(namespace)
-	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{}); err != nil {
-		return fmt.Errorf("delete pods: %w", err)
-	}
-	left, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
-	if err == nil && len(left.Items) > 0 {
-		err = errors.New("some are left")
-	}
-	if err != nil {
-		return fmt.Errorf("delete pods: %w", err)
 	}
 	return nil
 }
@@ -344,35 +311,29 @@ type sight struct {
 	usage     map[string]controlplane.Usage // by program
 	server    samples                       // of the API server
 	scheduler samples
-	extender  samples // nil without one
+	divvy     samples // nil without Divvy
 }
 
 // look reads the programs' metrics and what they used.
-func (b *bench) look(ctx context.Context, scheduler *controlplane.Scheduler, extender *controlplane.Extender) (s sight, err error) {
-	pids := map[string]int{
-		"etcd": b.plane.Etcd.PID(), "kube-apiserver": b.plane.APIServer.PID(), "kube-scheduler": scheduler.PID(), benchName: os.Getpid(),
+func (b *bench) look(ctx context.Context, r *running) (s sight, err error) {
+	server := func(ctx context.Context) (string, error) {
+		raw, err := b.client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+		return string(raw), err
 	}
-	raw, err := b.client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return s, fmt.Errorf("metrics of the API server: %w", err)
-	}
-	if s.server, err = parseSamples(string(raw)); err != nil {
-		return s, fmt.Errorf("metrics of the API server: %w", err)
-	}
-	text, err := scheduler.Metrics(ctx)
-	if err != nil {
-		return s, err
-	}
-	if s.scheduler, err = parseSamples(text); err != nil {
-		return s, fmt.Errorf("metrics of kube-scheduler: %w", err)
-	}
-	if extender != nil {
-		pids[extenderName] = extender.PID()
-		if text, err = extender.Metrics(ctx); err != nil {
-			return s, err
+	for _, of := range []struct {
+		name string
+		read func(context.Context) (string, error)
+		into *samples
+	}{{"the API server", server, &s.server}, {"kube-scheduler", r.scheduler.Metrics, &s.scheduler}, {"Divvy", r.divvy, &s.divvy}} {
+		if of.read == nil {
+			continue
 		}
-		if s.extender, err = parseSamples(text); err != nil {
-			return s, fmt.Errorf("metrics of the extender: %w", err)
+		text, err := of.read(ctx)
+		if err == nil {
+			*of.into, err = parseSamples(text)
+		}
+		if err != nil {
+			return s, fmt.Errorf("metrics of %s: %w", of.name, err)
 		}
 	}
 	s.at = time.Now()
@@ -380,7 +341,7 @@ func (b *bench) look(ctx context.Context, scheduler *controlplane.Scheduler, ext
 		return s, err
 	}
 	s.usage = map[string]controlplane.Usage{}
-	for name, pid := range pids {
+	for name, pid := range r.pids {
 		if s.usage[name], err = controlplane.UsageOf(pid); err != nil {
 			return s, err
 		}

@@ -99,16 +99,16 @@ func TestFill(t *testing.T) {
 	before := sight{
 		at: start, machine: busy{10 * time.Second, time.Second},
 		usage:  map[string]controlplane.Usage{"etcd": {CPU: time.Second}, "divvy-extender": {CPU: time.Second}},
-		server: parse(metricsBefore), extender: parse(metricsBefore), scheduler: samples{},
+		server: parse(metricsBefore), divvy: parse(metricsBefore), scheduler: samples{},
 	}
 	after := sight{
 		at: start.Add(10 * time.Second), machine: busy{16 * time.Second, 3 * time.Second},
 		usage: map[string]controlplane.Usage{"etcd": {CPU: 3 * time.Second}, "divvy-extender": {CPU: 2 * time.Second, Resident: 50e6,
 			Peak: 60e6}},
-		server: parse(metricsAfter), extender: parse(metricsAfter), scheduler: samples{},
+		server: parse(metricsAfter), divvy: parse(metricsAfter), scheduler: samples{},
 	}
 	p := Phase{Pods: 8}
-	p.fill(before, after)
+	p.fill(before, after, extenderName)
 	near := func(what string, got, want float64) {
 		t.Helper()
 		if math.Abs(got-want) > 1e-9 {
@@ -119,10 +119,10 @@ func TestFill(t *testing.T) {
 	near("the extender", p.CPU["divvy-extender"], 125)
 	near("creations", p.Server["POST pods"], 1)
 	near("binds, the refused ones too", p.Server[binds], 1)
-	near("requests of the extender", p.Extender.Requests, 1.25)
-	near("filter", p.Extender.Verbs["filter"].Milliseconds, 5)
-	near("filter per pod", p.Extender.Verbs["filter"].PerPod, 1)
-	near("peak", p.Extender.Peak, 60)
+	near("requests of the extender", p.Divvy.Requests, 1.25)
+	near("filter", p.Divvy.Verbs["filter"].Milliseconds, 5)
+	near("filter per pod", p.Divvy.Verbs["filter"].PerPod, 1)
+	near("peak", p.Divvy.Peak, 60)
 	whole := 10 * float64(runtime.NumCPU())
 	near("others", p.Others, 3/whole) // 6 s of which 3 are those of the two programs
 	near("stolen", p.Stolen, 2/whole)
@@ -137,46 +137,53 @@ func TestParseSamplesRefuses(t *testing.T) {
 	}
 }
 
+var (
+	counting = side{door: plain}
+	called   = side{extender, "binpack"}
+	compiled = side{plugin, "binpack"}
+)
+
 // phases returns rounds with these pods per second.
-func phases(without, with []float64, requests float64) []Phase {
+func phases(without, extender, plugin []float64, requests float64) []Phase {
 	var all []Phase
+	divvy := func(side side, round int, rate, cpu, requests float64) Phase {
+		return Phase{Side: side, Round: round, PodsPerSecond: rate, Divvy: &DivvyTimes{Requests: 1}, CPU: map[string]float64{"etcd": cpu},
+			Server: map[string]float64{"POST pods": 1, binds: 1, "GET pods": requests - 1, "POST events": 0.5, "WATCH pods": 0.3}}
+	}
 	for i := range without {
 		all = append(all,
-			Phase{Side: "without", Round: i + 1, PodsPerSecond: without[i], Server: map[string]float64{"POST pods": 1, binds: 1,
-				"POST events": 1, "WATCH pods": 0.1}},
-			Phase{Side: "with", Round: i + 1, PodsPerSecond: with[i], Extender: &ExtenderTimes{Requests: 1},
-				Server: map[string]float64{"POST pods": 1, binds: 1, "GET pods": requests - 1, "POST events": 0.5, "WATCH pods": 0.3}})
+			divvy(compiled, i+1, plugin[i], 3, 1),
+			Phase{Side: counting, Round: i + 1, PodsPerSecond: without[i], CPU: map[string]float64{"etcd": 2, benchName: 50},
+				Server: map[string]float64{"POST pods": 1, binds: 1, "POST events": 1, "WATCH pods": 0.1}},
+			divvy(called, i+1, extender[i], 4, requests))
 	}
 	return all
 }
 
 func TestJudge(t *testing.T) {
-	r := Result{options: options{pods: 100}, Sizes: []Size{
-		{Nodes: 1000, Phases: phases([]float64{100, 200, 100}, []float64{95, 100, 100}, 1)},
-		{Nodes: 4999, Phases: phases([]float64{100, 100, 100}, []float64{89, 85, 300}, 1.5)},
-		{Nodes: 5000, Phases: phases([]float64{100, 100}, []float64{80, 80}, 2.5)},
+	judged := scenario{name: "throughput", judged: true}
+	r := Result{options: options{pods: 100, policies: []string{"binpack"}}, Measurements: []*Measurement{
+		{Nodes: 1000, Scenario: judged, Phases: phases([]float64{100, 200, 100}, []float64{95, 100, 100}, []float64{110, 200, 90}, 1)},
+		{Nodes: 4999, Scenario: judged, Phases: phases([]float64{100, 100, 100}, []float64{74, 70, 300}, []float64{99, 99, 99}, 1.5)},
+		{Nodes: 5000, Scenario: judged, Phases: phases([]float64{100, 100}, []float64{80, 80}, []float64{100, 100}, 2.5)},
+		{Nodes: 5000, Scenario: scenario{name: "mixed"}, Phases: phases([]float64{100}, []float64{1}, []float64{1}, 9)},
 	}}
 	r.judge()
-	for i, want := range []struct{ ratio, wanted, requests float64 }{{0.95, 0.9, 1}, {0.89, 0.9, 1.5}, {0.8, 0.8, 2.5}} {
-		s := r.Sizes[i]
-		if s.Ratio != want.ratio || s.Wanted != want.wanted || math.Abs(s.Requests-want.requests) > 1e-9 {
-			t.Errorf("%d nodes: ratio %g, wanted %g, %g requests; want %+v", s.Nodes, s.Ratio, s.Wanted, s.Requests, want)
-		}
-	}
 	err := r.missed()
 	if err == nil {
 		t.Fatal("no limit was missed")
 	}
-	lines := strings.Split(err.Error(), "\n")
-	if len(lines) != 2 || !strings.Contains(lines[0], "4999 nodes: with Divvy 0.89 of the pods per second") ||
-		!strings.Contains(lines[1], "5000 nodes: 2.50 requests of Divvy's own") {
+	want := []string{
+		"4999 nodes, extender binpack: 0.74 of the pods per second of plain (median of 3 rounds, 0.70 to 3.00); at least 0.75 is wanted",
+		"4999 nodes, plugin binpack: 0.99 of the pods per second of plain (median of 3 rounds, 0.99 to 0.99); at least 1.00 is wanted",
+		"5000 nodes, extender binpack: 2.50 requests of Divvy's own to the API server for a pod (1.00 as Divvy counts, 2.50 as the API " +
+			"server does); at most 2 is wanted",
+	}
+	if lines := strings.Split(err.Error(), "\n"); !slices.Equal(lines, want) {
 		t.Errorf("missed:\n%v", err)
 	}
-	if strings.Contains(err.Error(), "measure again") {
-		t.Errorf("nobody disturbed the run:\n%v", err)
-	}
-	for i := range r.Sizes[1].Phases {
-		r.Sizes[1].Phases[i].Others, r.Sizes[1].Phases[i].Stolen = 0.2, 0.1
+	for i := range r.Measurements[1].Phases {
+		r.Measurements[1].Phases[i].Others, r.Measurements[1].Phases[i].Stolen = 0.2, 0.1
 	}
 	if err := r.missed(); !strings.Contains(err.Error(), "others had 30 % of the processors meanwhile, so measure again") {
 		t.Errorf("a run that was disturbed:\n%v", err)
@@ -187,15 +194,23 @@ func TestJudge(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"PASS  1000 nodes: with Divvy 0.95 of the pods per second without it (median of 3 rounds, 0.50 to 1.00); at least 0.9 is wanted\n",
-		"MISS  4999 nodes: with Divvy 0.89", "PASS  5000 nodes: with Divvy 0.80",
-		"MISS  5000 nodes: 2.50 requests of Divvy's own to the API server for a pod (1.00 as the extender counts, 2.50 as the API server " +
-			"does); at most 2 is wanted\n",
-		"Pods per second, medians: with Divvy 100.0, without 100.0.",
+		"PASS  1000 nodes, extender binpack: 0.95 of the pods per second of plain (median of 3 rounds, 0.50 to 1.00); at least 0.75 is " +
+			"wanted\n",
+		"PASS  1000 nodes, plugin binpack: 1.00 of", "MISS  4999 nodes, extender binpack: 0.74", "PASS  5000 nodes, extender binpack: 0.80",
+		"plugin binpack   110.0  1.00 (0.90-1.10)", "1.50 (1.50-1.50)", "mixed: 5000 nodes",
+		"  extender binpack: etcd 4.00; together, without this program, 4.00\n",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the output has no %q:\n%s", want, out.String())
 		}
+	}
+	if n := strings.Count(out.String(), "PASS") + strings.Count(out.String(), "MISS"); n != 12 {
+		t.Errorf("%d verdicts, want four for each of three:\n%s", n, out.String())
+	}
+
+	r.options.batching = true
+	if err := r.missed(); strings.Contains(err.Error(), "of the pods per second") {
+		t.Errorf("with batching, throughput is judged:\n%v", err)
 	}
 }
 
@@ -212,21 +227,25 @@ func TestInterval(t *testing.T) {
 	}
 }
 
-func TestCompare(t *testing.T) {
+func TestBefore(t *testing.T) {
 	var all []Phase
 	for i, factor := range []float64{1.2, 1, 1.1} {
 		all = append(all,
-			Phase{Side: before, Round: i + 1, CPU: map[string]float64{"etcd": 2, extenderName: 2, benchName: 50}},
-			Phase{Side: with, Round: i + 1, CPU: map[string]float64{"etcd": 2, extenderName: 4*factor - 2, benchName: 5}})
+			Phase{Side: side{before, "binpack"}, Round: i + 1, CPU: map[string]float64{"etcd": 2, extenderName: 2, benchName: 50},
+				Divvy: &DivvyTimes{}},
+			Phase{Side: called, Round: i + 1, CPU: map[string]float64{"etcd": 2, extenderName: 4*factor - 2, benchName: 5},
+				Divvy: &DivvyTimes{}})
 	}
-	r := Result{options: options{pods: 100, before: "divvy-control"}, Sizes: []Size{{Nodes: 1000, Phases: all}}}
+	r := Result{options: options{pods: 100, policies: []string{"binpack"}, before: "divvy-control"}, Measurements: []*Measurement{
+		{Nodes: 1000, Scenario: scenario{judged: true}, Phases: all},
+	}}
 	r.judge()
-	if err := r.missed(); err == nil || !strings.Contains(err.Error(), "1000 nodes: 1.100 of the processor time for a pod before (median "+
-		"of 3 rounds, with 95 % confidence 1.000 to 1.200; the extender alone 1.20); at most 1.05 is wanted") {
+	if err := r.missed(); err == nil || err.Error() != "1000 nodes, extender binpack: 1.100 of the processor time for a pod before "+
+		"(median of 3 rounds, 1.000 to 1.200); at most 1.05 is wanted" {
 		t.Errorf("missed: %v", err)
 	}
 	var out strings.Builder
-	if err := r.print(&out); err != nil || !strings.Contains(out.String(), "before  Divvy: divvy-extender 2.00, etcd 2.00") {
+	if err := r.print(&out); err != nil || !strings.Contains(out.String(), "before binpack: divvy-extender 2.00, etcd 2.00") {
 		t.Errorf("%v:\n%s", err, out.String())
 	}
 }

@@ -8,6 +8,8 @@
 //	demo faults     cards and folders break under running pods, and recover
 //	demo mig        NVIDIA GPUs whole and cut into MIG devices on one node
 //	demo limits     memory that the driver limits, and overuse where it does not
+//	demo dra        ResourceClaims of three vendors beside extended resources, and a node's way there and back
+//	demo why        ten pods that wait for ten reasons, and what admits each
 package main
 
 import (
@@ -107,6 +109,27 @@ does not. Control groups are the kernel's.
 		},
 		play: (*demos.Demo).Limits,
 	},
+	"dra": {
+		introduction: `Pods get devices of three vendors by ResourceClaims and by extended resources on one
+node, on a real Kubernetes that runs on this machine. Only the cards are not real: 3
+NVIDIA GPUs, 2 Iluvatar boards of 2 chips and 2 GCUs, simulated.
+
+`,
+		environment: testenv.Options{
+			Topology: demos.DRATopology, MemoryUnit: "1", Values: []string{demos.MixedValues, demos.DRAValues}, Label: demos.Present,
+			Namespace: "divvy-dra",
+		},
+		play: (*demos.Demo).DRA,
+	},
+	"why": {
+		introduction: `Ten pods wait for ten reasons, on a real Kubernetes that runs on this machine.
+kubectl divvy why explains each and prints a command; executed as it is printed, it
+lets the pod run within 30 s. Only the cards are not real: 8 of 16 GB, simulated.
+
+`,
+		environment: testenv.Options{Topology: testenv.Guide, MemoryUnit: "1", Namespace: "divvy-why"},
+		play:        (*demos.Demo).Why,
+	},
 }
 
 func main() {
@@ -122,5 +145,5 @@ func run(args []string) error {
 			return demos.Play(args[0], d.introduction, d.environment, d.play)
 		}
 	}
-	return fmt.Errorf("say which: guide, vendors, pool, install, faults, mig or limits")
+	return fmt.Errorf("say which: guide, vendors, pool, install, faults, mig, limits, dra or why")
 }

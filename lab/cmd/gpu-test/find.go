@@ -156,7 +156,10 @@ func (t *test) device(d accel.Device) {
 			continue // simulated cards have nodes elsewhere, if at all
 		}
 		info, err := os.Stat(node.HostPath)
-		t.checks.True(what+"has the device node "+node.HostPath, err == nil && info.Mode()&os.ModeCharDevice != 0, fmt.Sprint(err))
+		if err == nil && info.Mode()&os.ModeCharDevice == 0 {
+			err = fmt.Errorf("it is no character device: %v", info.Mode())
+		}
+		t.checks.NoError(what+"has the device node "+node.HostPath, err)
 	}
 	t.checks.True(what+"has its own device node and nvidiactl", slices.Contains(paths, "/dev/nvidiactl") &&
 		slices.ContainsFunc(paths, func(p string) bool { return cardNode.MatchString(p) }), fmt.Sprint(paths))

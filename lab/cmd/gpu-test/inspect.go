@@ -68,14 +68,14 @@ type process struct {
 	Known bool
 }
 
-// gpu returns the GPU with that UUID.
-func (in inspection) gpu(uuid string) (inspectedGPU, bool) {
+// gpu returns the GPU with that UUID, the zero value if there is none.
+func (in inspection) gpu(uuid string) inspectedGPU {
 	for _, gpu := range in.GPUs {
 		if gpu.UUID == uuid {
-			return gpu, true
+			return gpu
 		}
 	}
-	return inspectedGPU{}, false
+	return inspectedGPU{}
 }
 
 // inspect runs the part for the library that this process has loaded.

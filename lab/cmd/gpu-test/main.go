@@ -16,8 +16,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
@@ -62,6 +65,9 @@ func main() {
 		}
 		return
 	}
+	if err := isolateMounts(); err != nil {
+		fmt.Fprintln(os.Stderr, "gpu-test: continue in the mount namespace of the host:", err)
+	}
 	o := options{root: "/"}
 	flag.StringVar(&o.library, "library", "", "NVML's `file`, where it is not in a usual place")
 	flag.DurationVar(&o.watch, "watch", 10*time.Second, "how long to watch the GPUs' health for false alarms")
@@ -79,6 +85,31 @@ func main() {
 		fmt.Fprintln(os.Stderr, "gpu-test:", err)
 		os.Exit(exitCode(err))
 	}
+}
+
+// ownMounts is the variable that tells the program that it has a mount namespace of its own.
+const ownMounts = "GPU_TEST_OWN_MOUNTS"
+
+// isolateMounts starts the program once more, in a mount namespace of its own, so that what
+// it mounts is seen by its children alone and is gone when it ends. Without root it does
+// nothing.
+func isolateMounts() error {
+	if os.Geteuid() != 0 || os.Getenv(ownMounts) != "" {
+		return nil
+	}
+	runtime.LockOSThread() // the namespace is the thread's, and remains that of the program it executes
+	defer runtime.UnlockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make the mounts private: %w", err)
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("look for this program: %w", err)
+	}
+	return unix.Exec(program, os.Args, append(os.Environ(), ownMounts+"=true"))
 }
 
 func exitCode(err error) int {

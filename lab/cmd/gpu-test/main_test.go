@@ -166,7 +166,8 @@ func TestOnSimulatedGPUs(t *testing.T) {
 			"| GPU 1 uses at least what its processes use: 500 MiB of processes, 600 MiB used | ok |",
 			"| 1 | 1 | 0 | 0 | 0 | 0 | 500 | 600 | 0 | 40360 | 40960 |", "MPS is not running", "pid namespace",
 			"The size of a CUDA context was not measured: ", "Divvy's specification has no hooks: the program",
-			"There is no nvidia-ctk", "that needs a container runtime", ": all are right.")
+			"There is no nvidia-ctk", "No container was started: the GPUs are simulated.", "MPS was not started: the GPUs are simulated.",
+			": all are right.")
 		for _, secret := range []string{m.topology.Cards[0].UUID, m.topology.Cards[0].Serial} {
 			if strings.Contains(report, secret) {
 				t.Errorf("the report has %s:\n%s", secret, report)
@@ -204,8 +205,8 @@ func TestContextOnSimulatedGPUs(t *testing.T) {
 		failed bool
 		text   string
 	}{
-		"listed":   {false, "| 0 | 12.8 | 300 | 300 |"},
-		"unlisted": {namespace == hostPIDs, "| 0 | 12.8 | not listed | 0 |"},
+		"listed":   {false, "| 0 | 12.8 | 132 | 300 | 300 |"},
+		"unlisted": {namespace == hostPIDs, "| 0 | 12.8 | 132 | not listed | 0 |"},
 		"busy":     {false, notMeasured + "the GPU is in use: cuCtxCreate returns 46."},
 		"fault":    {true, "| a process creates a CUDA context: cuCtxCreate returns 999 | **differs** |"},
 		"crash":    {true, "| a process creates a CUDA context: "},
@@ -241,6 +242,8 @@ int cuDeviceGet(int *out, int number)
 	*out = 7;
 	return number == 0 && strncmp(getenv("CUDA_VISIBLE_DEVICES"), "GPU-", 4) == 0 ? 0 : 101;
 }
+int cuDeviceGetAttribute(int *out, int which, int device) { *out = 132; return which == 16 && device == 7 ? 0 : 1; }
+int cuMemAlloc_v2(void **out, size_t bytes) { (void)out; (void)bytes; return 999; }
 int cuCtxCreate_v2(void **out, unsigned flags, int device)
 {
 	const char *how = getenv("SIMULATED_CONTEXT");

@@ -82,7 +82,10 @@ func (n *node) remove() error { return os.RemoveAll(n.dir) }
 func (n *node) close() error { return errors.Join(n.stop(), n.kubelet.Stop(), n.remove()) }
 
 // offer starts the daemon with these resources, or starts it again.
-func (n *node) offer(resources ...config.Resource) error {
+func (n *node) offer(resources ...config.Resource) error { return n.offerBy(nil, resources...) }
+
+// offerBy is offer for containers that reach their devices in these ways.
+func (n *node) offerBy(ways []config.Injection, resources ...config.Resource) error {
 	if err := n.stop(); err != nil {
 		return err
 	}
@@ -91,6 +94,9 @@ func (n *node) offer(resources ...config.Resource) error {
 	cfg.GrantKeyFile = filepath.Join(n.dir, "key")
 	cfg.HealthInterval = config.Duration(time.Second)
 	cfg.Resources = resources
+	if len(ways) > 0 {
+		cfg = cfg.WithInjection(vendor, ways)
+	}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.LoggerWithName(n.log, "divvy-node")))
 	agent, err := agent.New(ctx, agent.Options{
 		Config: cfg, Node: nodeName, Client: n.client, Keys: kube.NewKeyring(cfg.GrantKeyFile),

@@ -47,6 +47,8 @@ type test struct {
 	inspected inspection
 	// seesAllProcesses is true in the host's pid namespace.
 	seesAllProcesses bool
+	// multiprocessors are those of the first GPU outside of MPS, 0 if they are not known.
+	multiprocessors int32
 }
 
 func (t *test) all(ctx context.Context) (err error) {
@@ -67,7 +69,8 @@ func (t *test) all(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, t.node.close()) }()
 	for _, step := range []func(context.Context) error{
-		t.register, t.allocate, t.prefer, t.shareMemory, t.shareTime, t.labels, t.health,
+		t.register, t.allocate, t.prefer, t.shareMemory, t.shareTime, t.labels, containers{t}.program, containers{t}.multiProcess,
+		func(context.Context) error { return t.node.offer(whole, byGB) }, t.health,
 	} {
 		if err := step(ctx); err != nil {
 			return err

@@ -64,6 +64,7 @@ func command() *cobra.Command {
 
 func imagesCommand(c *common) *cobra.Command {
 	o := release.ImageOptions{}
+	schedulers := false
 	archive := debian.Archive{Suite: release.Suite}
 	cmd := &cobra.Command{
 		Use: "images", Short: "Build the container images, without docker", Args: cobra.NoArgs,
@@ -71,6 +72,9 @@ func imagesCommand(c *common) *cobra.Command {
 			o.Repository, o.Dir, o.Report = c.repository, c.images, reporter(cmd.OutOrStdout())
 			if o.Stamp, err = c.stamp(cmd.Context()); err != nil {
 				return err
+			}
+			if schedulers {
+				o.Images = append(o.Images, release.Schedulers...)
 			}
 			o.Base = release.Debian(archive)
 			built, err := release.BuildImages(cmd.Context(), o)
@@ -95,6 +99,7 @@ func imagesCommand(c *common) *cobra.Command {
 	f := cmd.Flags()
 	f.StringSliceVar(&o.Architectures, "arch", []string{runtime.GOARCH}, "architectures: amd64, arm64")
 	f.StringSliceVar(&o.Images, "image", release.Images, "images")
+	f.BoolVar(&schedulers, "schedulers", false, "also the images of divvy-scheduler, one for each minor of Kubernetes")
 	f.StringVar(&archive.Dir, "debian-dir", filepath.Join(cache, "divvy", "debian"), "folder for what is fetched from Debian")
 	f.StringVar(&archive.Mirror, "debian-mirror", "", "mirror of Debian (default: the one that this machine's apt uses)")
 	f.StringVar(&archive.SecurityMirror, "debian-security-mirror",
@@ -103,7 +108,7 @@ func imagesCommand(c *common) *cobra.Command {
 }
 
 func pushCommand(c *common) *cobra.Command {
-	o := release.PushOptions{Images: release.Images}
+	o := release.PushOptions{}
 	cmd := &cobra.Command{
 		Use: "push REGISTRY", Short: "Push the images with their SBOMs to a registry, such as registry.example.com/divvy",
 		Args: cobra.ExactArgs(1),

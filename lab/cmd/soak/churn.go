@@ -52,6 +52,9 @@ type churn struct {
 type kind struct {
 	make  func(s *testenv.Env, rng *rand.Rand, name string) *corev1.Pod
 	units func(*corev1.Pod) int64 // what a pod takes of the capacity
+	// before makes what a pod needs, and tidy removes what no living pod needs. Both may be nil.
+	before func(ctx context.Context, s *testenv.Env, pod *corev1.Pod) error
+	tidy   func(ctx context.Context, s *testenv.Env, living []*corev1.Pod)
 }
 
 func newChurn(s *testenv.Env, rng *rand.Rand, capacity int64, k kind) *churn {
@@ -76,6 +79,9 @@ func (c *churn) run(ctx context.Context) {
 		living, waiting, err := c.observe(ctx)
 		if err != nil {
 			continue
+		}
+		if c.kind.tidy != nil {
+			c.kind.tidy(ctx, c.lab, living)
 		}
 		var demand int64
 		for _, pod := range living {
@@ -154,6 +160,9 @@ func (c *churn) create(ctx context.Context) {
 	c.created++
 	pod := c.kind.make(c.lab, c.rng, fmt.Sprintf("soak-%04d", c.created))
 	c.mu.Unlock()
+	if c.kind.before != nil && c.kind.before(ctx, c.lab, pod) != nil {
+		return
+	}
 	// What was not made is made under another name.
 	_, _ = c.lab.Pods.Create(ctx, pod)
 }

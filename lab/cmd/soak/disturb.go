@@ -19,11 +19,11 @@ const (
 
 // disturb restarts parts of the cluster until ctx ends: all ways in random
 // order, then all again. It returns how often it did each.
-func disturb(ctx context.Context, s *testenv.Env, rng *rand.Rand, out io.Writer) (done map[string]int, err error) {
+func disturb(ctx context.Context, all func() []testenv.Restart, rng *rand.Rand, out io.Writer) (done map[string]int, err error) {
 	done = map[string]int{}
 	started := time.Now()
 	for {
-		restarts := s.Restarts()
+		restarts := all()
 		rng.Shuffle(len(restarts), func(i, j int) { restarts[i], restarts[j] = restarts[j], restarts[i] })
 		for _, restart := range restarts {
 			quiet := minQuiet + time.Duration(rng.Int64N(int64(maxQuiet-minQuiet)))

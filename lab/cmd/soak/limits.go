@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
@@ -81,7 +82,7 @@ func playLimits(ctx context.Context, s *testenv.Env, o options, out io.Writer) (
 		o.duration, len(gpus), o.seed)
 
 	watch := &limitWatch{lab: s, gpus: gpus, broken: map[string]int{}}
-	churn := newChurn(s, rand.New(rand.NewPCG(o.seed, 1)), capacity, kind{newGreedyPod, greedyUnits}) //nolint:gosec // chance
+	churn := newChurn(s, rand.New(rand.NewPCG(o.seed, 1)), capacity, kind{make: newGreedyPod, units: greedyUnits}) //nolint:gosec // chance
 	var work sync.WaitGroup
 	running, stop := context.WithTimeout(ctx, o.duration)
 	defer stop()
@@ -92,7 +93,7 @@ func playLimits(ctx context.Context, s *testenv.Env, o options, out io.Writer) (
 	work.Go(func() {
 		defer stop()
 		rng := rand.New(rand.NewPCG(o.seed, 2)) //nolint:gosec // chance, not secrecy
-		restarts, disturbed = disturb(running, s, rng, out)
+		restarts, disturbed = disturb(running, s.Restarts, rng, out)
 	})
 	work.Wait()
 	if err := errors.Join(ctx.Err(), disturbed, churn.settle(ctx), watch.look(ctx)); err != nil {
@@ -168,16 +169,7 @@ func (w *limitWatch) faults() error {
 // run looks until ctx ends. Answers that do not come, because a part is being restarted, are
 // no mismatch.
 func (w *limitWatch) run(ctx context.Context) {
-	ticker := time.NewTicker(limitSampleInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		_ = w.look(ctx)
-	}
+	wait.NonSlidingUntilWithContext(ctx, func(ctx context.Context) { _ = w.look(ctx) }, limitSampleInterval)
 }
 
 // look takes a sample. Its error says that there was no answer.
@@ -212,9 +204,10 @@ func (w *limitWatch) look(ctx context.Context) error {
 
 // read compares the limits of a container that runs.
 func (w *limitWatch) read(ctx context.Context, pod *corev1.Pod) error {
+	statuses := pod.Status.ContainerStatuses
 	group, err := limitshost.Group(pod)
-	if err != nil {
-		return nil //nolint:nilerr // it does not run
+	if err != nil || statuses[0].State.Running == nil {
+		return nil //nolint:nilerr // it does not run: its group may be there before its limit and after its end
 	}
 	limits, err := limitshost.Limits(ctx, w.gpus, group)
 	if _, gone := os.Stat(group); errors.Is(gone, fs.ErrNotExist) {
@@ -227,7 +220,8 @@ func (w *limitWatch) read(ctx context.Context, pod *corev1.Pod) error {
 	}
 	verdict, full := judge(limits, uint64(greedyUnits(pod))*unitMiB<<20) //nolint:gosec // positive
 	if verdict != "" {
-		w.broken[fmt.Sprintf("pod %s: %s", pod.Name, verdict)]++
+		w.broken[fmt.Sprintf("pod %s, container %s since %s: %s", pod.Name, statuses[0].ContainerID,
+			statuses[0].State.Running.StartedAt.Format(time.TimeOnly), verdict)]++
 	}
 	if full {
 		w.full++

@@ -2,10 +2,13 @@
 // restarts parts of the cluster meanwhile, and then compares all books: what
 // every container really sees, what kubelet gave it, its annotations, and
 // inspect. All the time it watches that no card is used beyond its size. With --limits
-// pods try to use more of a GPU than their allocation, and it watches that none does.
+// pods try to use more of a GPU than their allocation, and it watches that none does. With
+// --claims other pods have devices of the same node by ResourceClaims, and all records of
+// these are compared all the time.
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -25,6 +28,7 @@ type options struct {
 	seed     uint64
 	keep     bool
 	limits   bool
+	claims   bool
 }
 
 // minDuration is the shortest run that can show something: filling the cards
@@ -46,12 +50,15 @@ func parse(args []string, out io.Writer) (options, error) {
 	flags.Uint64Var(&o.seed, "seed", 0, "seed of what happens by chance; 0 for another each time")
 	flags.BoolVar(&o.keep, "keep", false, "leave the lab and the pods as they are at the end, to look at them")
 	flags.BoolVar(&o.limits, "limits", false, "watch the limits of NVIDIA's driver instead of the books of all cards")
+	flags.BoolVar(&o.claims, "claims", false, "let pods have devices by ResourceClaims beside those by units")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	switch {
 	case flags.NArg() > 0:
 		return o, fmt.Errorf("unknown argument %q", flags.Arg(0))
+	case o.limits && o.claims:
+		return o, errors.New("--limits and --claims exclude each other")
 	case o.duration < minDuration:
 		return o, fmt.Errorf("a duration of %v is too short: at least %v are needed to fill the cards", o.duration, minDuration)
 	}

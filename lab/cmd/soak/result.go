@@ -40,6 +40,15 @@ type result struct {
 	pods, containers int
 	mismatches       []string
 	converged        time.Duration
+	claims           *claimsResult // nil without claims
+}
+
+// add takes what became of the pods of a churn.
+func (r *result) add(c *churn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.created, r.ran = r.created+c.created, r.ran+len(c.ran)
+	r.refused, r.died = append(r.refused, sorted(c.refused)...), append(r.died, sorted(c.died)...)
 }
 
 func sorted(texts map[types.UID]string) []string { return slices.Sorted(maps.Values(texts)) }
@@ -69,14 +78,19 @@ func (r result) String() string {
 	fmt.Fprintf(&b, "  compared environment, /dev, kubelet's units, annotations and inspect of %d containers in %d pods; they agreed "+
 		"after %s\n",
 		r.containers, r.pods, progress.Elapsed(r.converged))
+	mismatches := len(r.mismatches)
+	if r.claims != nil {
+		fmt.Fprintf(&b, "%s\n", r.claims)
+		mismatches += len(r.claims.mismatches())
+	}
 	fmt.Fprintf(&b, "soak: %d pods run, %d restarts done, %d mismatches, largest use of any card %d of %d units, fullest %.0f %% of all "+
 		"cards",
-		r.ran, r.restarted(), len(r.mismatches), r.watch.Largest, r.watch.Size, 100*r.watch.Fill)
+		r.ran, r.restarted(), mismatches, r.watch.Largest, r.watch.Size, 100*r.watch.Fill)
 	return b.String()
 }
 
 // varying matches what differs between two refusals of one kind.
-var varying = regexp.MustCompile(namespace + `/[a-z0-9-]+|\d+`)
+var varying = regexp.MustCompile(namespace + `(-claims)?/[a-z0-9-]+|\d+`)
 
 // reasons counts refusals of one kind together.
 func reasons(refused []string) []string {
@@ -118,6 +132,9 @@ func (r result) faults() error {
 	}
 	if r.pods == 0 {
 		fault("no pod was left to compare the books of")
+	}
+	if r.claims != nil {
+		errs = append(errs, r.claims.faults())
 	}
 	return errors.Join(errs...)
 }

@@ -31,8 +31,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	environment, play := testenv.Options{Topology: testenv.Guide, MemoryUnit: "1"}, playBooks
-	if o.limits {
+	switch {
+	case o.limits:
 		environment, play = limitsEnvironment, playLimits
+	case o.claims:
+		environment, play = claimsEnvironment, playClaims
 	}
 	environment.Namespace, environment.Undo, environment.Out = namespace, !o.keep, out
 	s, err := testenv.SetUp(ctx, environment)
@@ -50,13 +53,19 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 
 // playBooks compares all books at the end.
 func playBooks(ctx context.Context, s *testenv.Env, o options, out io.Writer) error {
-	const capacity = 8 * cardUnits
+	return playPods(ctx, s, o, 8, nil, out)
+}
+
+// playPods lets pods with units come and go on so many cards, beside pods with claims where there
+// are any, and prints and judges what was seen.
+func playPods(ctx context.Context, s *testenv.Env, o options, cards int64, beside *claimants, out io.Writer) error {
+	capacity := cards * cardUnits
 	if _, err := s.Node.WaitAllocatable(ctx, time.Minute, product.Resource, capacity); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nFor %s pods come and go on 8 cards of %d units, and parts of the cluster are restarted. Seed %d.\n", o.duration,
-		cardUnits, o.seed)
-	r, err := soak(ctx, s, o, capacity, out)
+	fmt.Fprintf(out, "\nFor %s pods come and go on %d cards of %d units, and parts of the cluster are restarted. Seed %d.\n", o.duration,
+		cards, cardUnits, o.seed)
+	r, err := soak(ctx, s, o, capacity, beside, out)
 	if err != nil {
 		return errors.Join(err, r.faults())
 	}
@@ -67,45 +76,67 @@ func playBooks(ctx context.Context, s *testenv.Env, o options, out io.Writer) er
 	return r.faults()
 }
 
-// soak lets pods come and go, and compares the books at the end.
-func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, out io.Writer) (result, error) {
+// soak lets pods come and go, and compares the books at the end. beside may be nil.
+func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, beside *claimants, out io.Writer) (result, error) {
 	auditor := audit.New(s)
 	watch := audit.NewWatch(auditor)
-	churn := newChurn(s, rand.New(rand.NewPCG(o.seed, 1)), capacity, kind{newPod, testenv.Units}) //nolint:gosec // chance, not secrecy
+	units := kind{make: newPod, units: testenv.Units}
+	churns := []*churn{newChurn(s, rand.New(rand.NewPCG(o.seed, 1)), capacity, units)} //nolint:gosec // chance, not secrecy
+	restarts := s.Restarts
 
 	var work, watching sync.WaitGroup
 	watchCtx, stopWatch := context.WithCancel(ctx)
 	defer watching.Wait()
 	defer stopWatch()
 	watching.Go(func() { watch.Run(watchCtx) })
+	if beside != nil {
+		churns = append(churns, beside.churn)
+		restarts = func() []testenv.Restart { return append(s.Restarts(), s.ControllerManagerKilled()) }
+		watching.Go(func() { beside.watch.Run(watchCtx) })
+	}
 
 	running, stop := context.WithTimeout(ctx, o.duration-fillTime)
 	defer stop()
 	r := result{duration: o.duration}
 	var disturbed error
-	work.Go(func() { churn.run(running) })
+	for _, c := range churns {
+		work.Go(func() { c.run(running) })
+	}
 	work.Go(func() {
 		defer stop()                            // without all parts there is nothing more to see
 		rng := rand.New(rand.NewPCG(o.seed, 2)) //nolint:gosec // chance, not secrecy
-		r.restarts, disturbed = disturb(running, s, rng, out)
+		r.restarts, disturbed = disturb(running, restarts, rng, out)
 	})
-	work.Go(func() { report(running, churn, watch, out) })
+	work.Go(func() { report(running, churns, watch, out) })
 	work.Wait()
 	collect := func() result {
 		r.watch = watch.Summary()
-		churn.mu.Lock()
-		defer churn.mu.Unlock()
-		r.created, r.ran = churn.created, len(churn.ran)
-		r.refused, r.died = sorted(churn.refused), sorted(churn.died)
+		for _, c := range churns {
+			r.add(c)
+		}
+		if beside != nil {
+			r.claims = beside.result()
+		}
 		return r
 	}
 	if err := errors.Join(ctx.Err(), disturbed); err != nil {
 		return collect(), err
 	}
 
-	churn.fill(ctx, time.Now().Add(fillTime))
-	if err := churn.settle(ctx); err != nil {
-		return collect(), err
+	until := time.Now().Add(fillTime)
+	for _, c := range churns {
+		work.Go(func() { c.fill(ctx, until) })
+	}
+	work.Wait()
+	for _, c := range churns {
+		if err := c.settle(ctx); err != nil {
+			return collect(), err
+		}
+	}
+	if beside != nil {
+		if err := beside.settle(ctx); err != nil {
+			return collect(), err
+		}
 	}
 	settled := time.Now()
 	var books audit.Books
@@ -127,7 +158,7 @@ func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, out io
 	return collect(), ctx.Err()
 }
 
-func report(ctx context.Context, c *churn, w *audit.Watch, out io.Writer) {
+func report(ctx context.Context, churns []*churn, w *audit.Watch, out io.Writer) {
 	started := time.Now()
 	ticker := time.NewTicker(15 * time.Second)
 	defer ticker.Stop()
@@ -137,9 +168,12 @@ func report(ctx context.Context, c *churn, w *audit.Watch, out io.Writer) {
 			return
 		case <-ticker.C:
 		}
-		c.mu.Lock()
-		ran, refused := len(c.ran), len(c.refused)
-		c.mu.Unlock()
+		ran, refused := 0, 0
+		for _, c := range churns {
+			c.mu.Lock()
+			ran, refused = ran+len(c.ran), refused+len(c.refused)
+			c.mu.Unlock()
+		}
 		s := w.Summary()
 		fmt.Fprintf(out, "  %6s  %d pods ran, %d were refused by kubelet; fullest so far: %.0f %% of all cards, %d of %d units of one\n",
 			progress.Elapsed(time.Since(started)), ran, refused, 100*s.Fill, s.Largest, s.Size)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -10,7 +11,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
@@ -31,6 +36,7 @@ func TestParse(t *testing.T) {
 		"too short":                     {args: []string{"--duration=5s"}, err: "too short"},
 		"minutes that are no number":    {minutes: "many", err: "SOAK_MINUTES"},
 		"an argument that nobody knows": {args: []string{"more"}, err: "unknown argument"},
+		"limits and claims":             {args: []string{"--limits", "--claims"}, err: "exclude each other"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -186,5 +192,155 @@ func TestJudge(t *testing.T) {
 				t.Errorf("judge = %q, %v; want %q, %v", wrong, full, test.wrong, test.full)
 			}
 		})
+	}
+}
+
+// TestNewClaimingPod: every shape of a claim comes, from a template, for one pod, and shared, and
+// every way in which containers have devices.
+func TestNewClaimingPod(t *testing.T) {
+	s := &testenv.Env{Pods: testenv.Pods{Namespace: "n"}}
+	rng := rand.New(rand.NewPCG(1, 1))
+	seen := map[string]int{}
+	const n = 2000
+	sum := int64(0)
+	for i := range n {
+		pod := newClaimingPod(s, rng, fmt.Sprintf("soak-%04d", i))
+		sum += claimedGiB(pod)
+		uses := 0
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			uses += len(c.Resources.Claims)
+			if len(c.Resources.Claims) > 0 && len(c.Resources.Limits) > 0 {
+				seen["both in a container"]++
+			}
+			if len(c.Resources.Claims) > 1 {
+				seen["two claims in a container"]++
+			}
+			for _, use := range c.Resources.Claims {
+				if use.Request != "" {
+					seen["one request"]++
+				}
+			}
+		}
+		if uses == 0 {
+			seen["no claim"]++
+		}
+		for _, one := range pod.Spec.ResourceClaims {
+			name := ptr.Deref(one.ResourceClaimName, ptr.Deref(one.ResourceClaimTemplateName, ""))
+			shape, known := shapeOf(name)
+			if !known {
+				t.Fatalf("claim %q has no shape", name)
+			}
+			switch {
+			case one.ResourceClaimTemplateName != nil:
+				seen[shape.name+" of a template"]++
+			case strings.HasSuffix(name, pod.Name):
+				seen[shape.name+" of its own"]++
+			case len(pod.Spec.ResourceClaims) == 1:
+				seen[shape.name+" shared"]++
+			default:
+				t.Errorf("pod %s shares a claim and has another", pod.Name)
+			}
+		}
+	}
+	want := []string{"both in a container", "two claims in a container", "one request", "no claim"}
+	for _, shape := range claimShapes {
+		want = append(want, shape.name+" of a template", shape.name+" of its own", shape.name+" shared")
+	}
+	for _, one := range want {
+		if seen[one] == 0 {
+			t.Errorf("%q does not occur in %d pods: %v", one, n, seen)
+		}
+	}
+	if mean := float64(sum) / n; mean < 10 || mean > 30 {
+		t.Errorf("a pod asks for %.1f GiB on average, which fills %d GiB with too few or too many pods", mean, claimGiB)
+	}
+}
+
+func TestClaimSpec(t *testing.T) {
+	mixed, _ := shapeOf("mixed-shared-1")
+	spec := mixed.spec().Devices
+	if len(spec.Requests) != 2 || spec.Requests[1].Name != "r1" || len(spec.Constraints) != 0 {
+		t.Errorf("the claim of two requests is %+v", spec)
+	}
+	chips, _ := shapeOf("chips-c0-soak-0001")
+	if spec := chips.spec().Devices; spec.Requests[0].Exactly.Count != 2 || len(spec.Constraints) != 1 {
+		t.Errorf("the claim of two chips is %+v", spec)
+	}
+	if _, known := shapeOf("other"); known {
+		t.Error("a claim of another name has a shape")
+	}
+}
+
+func TestClaimsResult(t *testing.T) {
+	good := claimsResult{ran: 50, end: comparison{containers: 9, took: time.Second}, ClaimSummary: audit.ClaimSummary{
+		Samples: 90, Full: 80, Containers: 700, Claims: 40, Shared: 30, Both: 20, Largest: 200 * gib,
+	}}
+	if err := good.faults(); err != nil {
+		t.Errorf("a good run has the faults %v", err)
+	}
+	if text := (result{claims: &good}).String(); !strings.Contains(text, "claims had up to 200 of 256 GiB") {
+		t.Errorf("summary %q, want it with the memory", text)
+	}
+	for want, change := range map[string]func(*claimsResult){
+		"mismatch: x":             func(r *claimsResult) { r.Violations = []string{"x"} },
+		"mismatch: at the end: y": func(r *claimsResult) { r.end.err = errors.New("y") },
+		"shows nothing":           func(r *claimsResult) { r.Shared = 0 },
+		"39 % of the memory":      func(r *claimsResult) { r.Largest = 100 * gib },
+	} {
+		bad := good
+		change(&bad)
+		whole := result{claims: &bad}
+		if err := whole.faults(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("faults %v, want one with %q", err, want)
+		}
+		if counted := !strings.Contains(whole.String(), " 0 mismatches"); counted != strings.HasPrefix(want, "mismatch") {
+			t.Errorf("%s: mismatches are counted is %t", want, counted)
+		}
+	}
+}
+
+// TestClaimsComeAndGo: the claims that pods name are created once, and deleted when no pod names them.
+func TestClaimsComeAndGo(t *testing.T) {
+	ctx := t.Context()
+	s := &testenv.Env{Client: fake.NewClientset(), Pods: testenv.Pods{Namespace: "n"}}
+	pod := func(claims ...string) *corev1.Pod {
+		p := s.Pods.New("p")
+		for _, name := range claims {
+			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{ResourceClaimName: &name})
+		}
+		return p
+	}
+	claims := s.Client.ResourceV1().ResourceClaims("n")
+	exist := func() (names []string) {
+		list, err := claims.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range list.Items {
+			names = append(names, list.Items[i].Name)
+		}
+		slices.Sort(names)
+		return names
+	}
+	one, two := pod("gcu2-shared-1", "gpu-c0-p"), pod("gcu2-shared-1")
+	for _, p := range []*corev1.Pod{one, two} {
+		if err := makeClaims(ctx, s, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	template := &resourceapi.ResourceClaim{}
+	template.Name, template.OwnerReferences = "p-c0-x", []metav1.OwnerReference{{Kind: "Pod", Name: "p"}}
+	if _, err := claims.Create(ctx, template, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := exist(), []string{"gcu2-shared-1", "gpu-c0-p", "p-c0-x"}; !slices.Equal(got, want) {
+		t.Errorf("claims %q, want %q", got, want)
+	}
+	tidyClaims(ctx, s, []*corev1.Pod{two})
+	if got, want := exist(), []string{"gcu2-shared-1", "p-c0-x"}; !slices.Equal(got, want) {
+		t.Errorf("with the second pod alone there are the claims %q, want %q", got, want)
+	}
+	if err := makeClaims(ctx, s, pod("other")); err == nil {
+		t.Error("a claim without a shape was created")
 	}
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// takeOverTimeout is how long another replica may take to lead: the Lease of 15 s
+// takeOverTimeout is how long another replica may take to lead: the Lease of 5 s
 // has to run out.
 const takeOverTimeout = 90 * time.Second
 
@@ -115,17 +115,21 @@ func TestDedicatedScheduler(t *testing.T) {
 			metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 			t.Fatal(err)
 		}
-		// The API server may still hold a connection to the pod that was killed; whoever
-		// makes pods tries again, as their controllers do.
-		if err := poll.Until(ctx, podTimeout, "a pod to be created", func(ctx context.Context) error {
-			_, err := lab.Pods.Create(ctx, lab.Pods.New("after-the-leader", testenv.Container("app", 4)))
-			return err
-		}); err != nil {
-			t.Fatal(err)
+		// The API server may still hold connections to the pod that was killed. The controllers
+		// that create pods try again.
+		runs := func(name string, units int64) {
+			t.Helper()
+			if err := poll.Until(ctx, podTimeout, "a pod to be created", func(ctx context.Context) error {
+				_, err := lab.Pods.Create(ctx, lab.Pods.New(name, testenv.Container("app", units)))
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if err := lab.Pods.WaitPhase(ctx, takeOverTimeout, corev1.PodRunning, name); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := lab.Pods.WaitPhase(ctx, takeOverTimeout, corev1.PodRunning, "after-the-leader"); err != nil {
-			t.Fatal(err)
-		}
+		runs("after-the-leader", 4)
 		// The one that was killed may have placed that pod in its last moments.
 		if err := poll.Until(ctx, takeOverTimeout, "another replica to lead", func(ctx context.Context) error {
 			now, err := leadingPod(ctx)
@@ -136,7 +140,7 @@ func TestDedicatedScheduler(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		runPod(t, lab.Pods.New("of-the-next-leader", testenv.Container("app", 2)))
+		runs("of-the-next-leader", 2)
 	})
 
 	t.Run("nobody is there", func(t *testing.T) {
@@ -203,10 +207,10 @@ func wantScheduler(t *testing.T, pod, want string) {
 	}
 }
 
-// leadingPod is the pod that holds the Lease of the scheduler. One that ends gives it up,
-// and for a moment nobody has it.
+// leadingPod is the pod that holds the Lease of divvy-scheduler, which is the extender's. One
+// that ends gives it up, and for a moment no replica has it.
 func leadingPod(ctx context.Context) (string, error) {
-	lease, err := lab.Client.CoordinationV1().Leases(product.Namespace).Get(ctx, testenv.Scheduler, metav1.GetOptions{})
+	lease, err := lab.Client.CoordinationV1().Leases(product.Namespace).Get(ctx, testenv.Extender, metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}

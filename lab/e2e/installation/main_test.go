@@ -29,7 +29,7 @@ var lab *testenv.Env
 
 func TestMain(m *testing.M) {
 	code := testenv.Main(m, testenv.Options{Namespace: namespace, Bare: true},
-		func(_ context.Context, s *testenv.Env) { lab = s },
+		func(_ context.Context, s *testenv.Env) { lab, clean = s, !s.FoundLab() },
 		func(context.Context) error { return nil })
 	if code != 0 {
 		os.Exit(code)
@@ -65,7 +65,7 @@ func installWith(t *testing.T, o testenv.Options) {
 			t.Errorf("kube-scheduler's manifest is not what it was before:\n%s", after)
 		}
 	})
-	uninstalled = false
+	clean = false
 	if err := lab.Install(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}

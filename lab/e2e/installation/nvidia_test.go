@@ -40,7 +40,8 @@ func TestGPUOperator(t *testing.T) {
 	installWith(t, testenv.Options{
 		Topology: demos.Mixed, Label: "nvidia.com/gpu.present",
 		Values: []string{"../../examples/values/gpu-operator.yaml"},
-		Set:    []string{"node.gpuOperator.clientLabel=false"},
+		// These pods need no extender.
+		Set: []string{"node.gpuOperator.clientLabel=false", "scheduler.mode=none"},
 	})
 	t.Run("driver upgrade", driverUpgrade)
 	t.Run("MIG change", migChange)
@@ -49,9 +50,22 @@ func TestGPUOperator(t *testing.T) {
 
 // TestMIG is `make demo-mig`.
 func TestMIG(t *testing.T) {
-	installWith(t, testenv.Options{Topology: demos.MIG, Values: []string{demos.MIGValues}, Label: demos.Present})
+	installWith(t, testenv.Options{
+		Topology: demos.MIG, Values: []string{demos.MIGValues}, Label: demos.Present, Set: []string{"scheduler.mode=none"},
+	})
 	s := demos.New("mig", lab, t.Output())
 	if err := errors.Join(s.MIG(t.Context()), s.Checks.Err()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDRA is `make demo-dra`.
+func TestDRA(t *testing.T) {
+	installWith(t, testenv.Options{
+		Topology: demos.DRATopology, Values: []string{demos.MixedValues, demos.DRAValues}, Label: demos.Present,
+	})
+	s := demos.New("dra", lab, t.Output())
+	if err := errors.Join(s.DRA(t.Context()), s.Checks.Err()); err != nil {
 		t.Fatal(err)
 	}
 }

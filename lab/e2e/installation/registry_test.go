@@ -63,7 +63,7 @@ func startRegistry(t *testing.T, o registry.Options) *registry.Registry {
 // and kubectl-divvy. It takes away afterwards what the reader installed.
 func bareLab(t *testing.T, topology string) {
 	t.Helper()
-	uninstalled = false
+	clean = false
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if t.Failed() {

@@ -3,6 +3,8 @@
 package installation
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +14,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/nvidiahost"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -36,6 +39,7 @@ func TestToolkitByHand(t *testing.T) {
 	must(t, lab.Cluster.Restart(t.Context(), cluster.Containerd))
 	installWith(t, testenv.Options{
 		Topology: demos.Mixed, Label: demos.Present, Values: []string{"../../examples/values/nvidia.yaml"},
+		Set: []string{"scheduler.mode=none"}, // whole devices need no extender
 	})
 
 	t.Run("the article's steps", func(t *testing.T) {
@@ -58,6 +62,14 @@ func TestToolkitByHand(t *testing.T) {
 	t.Run("the toolkit's specification", func(t *testing.T) {
 		must(t, lab.Divvy.Upgrade(t.Context(), "node.vendors.nvidia.injection={cdi}", "node.vendors.nvidia.cdiKind=nvidia.com/gpu"))
 		must(t, lab.Divvy.Wait(t.Context(), podTimeout))
+		// kubelet takes up to a minute or two to show a changed ConfigMap to the daemon.
+		must(t, poll.Until(t.Context(), podTimeout, "the daemon to have the configuration", func(ctx context.Context) error {
+			text, err := lab.CLI.Kubectl(ctx, "logs", "--tail=-1", "-n", product.Namespace, "-l", "app.kubernetes.io/name=divvy-node")
+			if err == nil && !strings.Contains(text, "injection=[cdi] pinned=true") {
+				err = errors.New("it has the former one")
+			}
+			return err
+		}))
 		served(t)
 		must(t, os.Remove(spec))
 		pods, err := lab.Pods.Create(t.Context(), lab.Pods.New("without", testenv.Asking("app", demos.GPU, 1)))

@@ -18,9 +18,10 @@ import (
 // begun is when the tests began; what accounts did before is not looked at.
 var begun = time.Now()
 
-// ifBindIsFirst is a right that only chance uses here: a pod is read when its bind comes
-// before the watch has shown the pod. The other package's tests cause that.
-const ifBindIsFirst = "divvy-system/divvy-scheduler by ClusterRole divvy-extender: get pods was never used"
+// ifBindIsFirst begins what is said of a right that only chance uses here, in no namespace
+// or in one: a pod is read when its bind comes before the watch has shown the pod. The
+// other package's tests cause that.
+const ifBindIsFirst = "divvy-system/divvy-scheduler by ClusterRole divvy-extender: get pods was "
 
 // TestZRightsAreUsed: what the accounts may do that are there in some ways of
 // installing alone, they did in the tests before, and nothing that any of them asked
@@ -71,7 +72,7 @@ func rightsAreUsed(t *testing.T, complete bool, accounts []string, rendered ...[
 		return
 	}
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		if line != ifBindIsFirst {
+		if !strings.HasPrefix(line, ifBindIsFirst) {
 			t.Error(line)
 		}
 	}

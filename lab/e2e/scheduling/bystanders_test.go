@@ -281,7 +281,7 @@ func (w *world) boundWaiting() (bound int) {
 // terms is how often a replica began to lead.
 func (w *world) terms(r *replica) int {
 	w.Helper()
-	terms, err := counter(w.Context(), r.Extender, "divvy_extender_terms_total")
+	terms, err := counter(w.Context(), r.Extender.Metrics, "divvy_extender_terms_total")
 	if err != nil {
 		w.Fatal(err)
 	}

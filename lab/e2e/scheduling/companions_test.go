@@ -245,7 +245,7 @@ func TestSlowVolume(t *testing.T) {
 					t.Errorf("device %s holds %d units, all 8 are asked for", device, units)
 				}
 			}
-			if n, err := counter(t.Context(), e, "divvy_extender_expected_pods"); err != nil || n != 0 {
+			if n, err := counter(t.Context(), e.Metrics, "divvy_extender_expected_pods"); err != nil || n != 0 {
 				t.Errorf("%d binds are expected still, %v", n, err)
 			}
 		})
@@ -272,7 +272,7 @@ func TestVolumeThatIsNeverMade(t *testing.T) {
 			}})
 			w.create(w.withVolume(w.nodes.Pod(namespace, "slow", 8)))
 			w.assumed("slow")
-			if n, err := counter(t.Context(), e, "divvy_extender_expected_pods"); err != nil || n != 1 {
+			if n, err := counter(t.Context(), e.Metrics, "divvy_extender_expected_pods"); err != nil || n != 1 {
 				t.Errorf("%d binds are expected, %v; want that of the pod with the volume", n, err)
 			}
 			w.unschedulable("slow")
@@ -304,7 +304,7 @@ func TestGatedPods(t *testing.T) {
 	learns := func(want int) {
 		t.Helper()
 		w.eventually(fmt.Sprintf("%d pods were learned from", want), func(ctx context.Context) error {
-			seen, err := counter(ctx, e, learned)
+			seen, err := counter(ctx, e.Metrics, learned)
 			if err == nil && seen != want {
 				err = fmt.Errorf("%d were", seen)
 			}
@@ -406,7 +406,7 @@ func TestPlaceholdersGiveWay(t *testing.T) {
 	w.create(w.nodes.Pod(namespace, "waits", 8))
 	w.unschedulable("waits")
 	spared := func(ctx context.Context) int {
-		n, err := counter(ctx, e, `divvy_extender_decisions_total{outcome="spares",resource="`+resource+`",verb="preempt"}`)
+		n, err := counter(ctx, e.Metrics, `divvy_extender_decisions_total{outcome="spares",resource="`+resource+`",verb="preempt"}`)
 		if err != nil {
 			w.Fatal(err)
 		}

@@ -13,6 +13,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
@@ -36,17 +39,25 @@ const (
 	beyondLease    = 3 * time.Second
 )
 
+// roundsOf is how many rounds were asked for.
+func roundsOf(t *testing.T, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(roundsVariable)
+	if text == "" {
+		return otherwise
+	}
+	rounds, err := strconv.Atoi(text)
+	if err != nil || rounds < 1 {
+		t.Fatalf("%s=%q: want a number of rounds, 1 or more", roundsVariable, text)
+	}
+	return rounds
+}
+
 // TestFailover prints the longest time without a leader and without a bind. The pods
 // fill the cards nearly to the last, so a device that two leaders gave away shows, and
 // so does one that stays reserved for no pod.
 func TestFailover(t *testing.T) {
-	rounds := failoverRounds
-	if text := os.Getenv(roundsVariable); text != "" {
-		var err error
-		if rounds, err = strconv.Atoi(text); err != nil || rounds < 1 {
-			t.Fatalf("%s=%q: want a number of rounds, 1 or more", roundsVariable, text)
-		}
-	}
+	rounds := roundsOf(t, failoverRounds)
 	pods := (rounds + 1) * podsPerRound
 	w := newWorld(t, simnodes.Group{Count: (pods*failoverUnits + 127) / 128})
 	if err := w.nodes.Create(t.Context(), w.client); err != nil {
@@ -103,7 +114,11 @@ func TestFailover(t *testing.T) {
 		}
 		orderly := round%2 == 1
 		leader := r.leader()
-		without := r.followed(leader, orderly)
+		end := leader.Kill
+		if orderly {
+			end = func() error { return leader.Stop(stopGrace) }
+		}
+		without := w.followed(leader, []contender{r.all[0], r.all[1]}, end)
 		longest[orderly] = max(longest[orderly], without)
 		ended <- round + 1
 		time.Sleep(kubeletRestarts)
@@ -130,20 +145,34 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// followed ends the leader, waits until the other replica leads, and returns for how
-// long neither did.
-func (r *replicas) followed(leader *replica, orderly bool) time.Duration {
-	w := r.w
+// contender is a replica that may lead.
+type contender interface {
+	Name() string
+	Running() bool
+	Leads(ctx context.Context) (bool, error)
+}
+
+// leads returns the one that leads, nil for none.
+func leads(ctx context.Context, all []contender) contender {
+	for _, one := range all {
+		if !one.Running() {
+			continue
+		}
+		if leads, err := one.Leads(ctx); err == nil && leads {
+			return one
+		}
+	}
+	return nil
+}
+
+// followed ends the leader, waits until another replica leads, and returns for how long none did.
+func (w *world) followed(leader contender, all []contender, end func() error) time.Duration {
 	w.Helper()
 	led := time.Now() // when one was seen to lead last
 	done := make(chan error, 1)
-	if orderly {
-		go func() { done <- leader.Stop(stopGrace) }()
-	} else {
-		done <- leader.Kill()
-	}
+	go func() { done <- end() }()
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		switch now := r.leading(w.Context()); {
+		switch now := leads(w.Context(), all); {
 		case now == leader:
 			led = time.Now()
 		case now != nil:
@@ -178,7 +207,15 @@ func (w *world) watchBinds() *binds {
 	w.Helper()
 	b := &binds{where: map[string]string{}}
 	ctx, stop := context.WithCancel(w.Context())
-	follow, err := w.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	pods := w.client.CoreV1().Pods(namespace)
+	list, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		w.Fatal(err)
+	}
+	// The API server ends a watch whose reader falls behind.
+	follow, err := watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return pods.Watch(ctx, o) },
+	})
 	if err != nil {
 		w.Fatal(err)
 	}

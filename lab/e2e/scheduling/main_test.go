@@ -40,8 +40,11 @@ const (
 	stopGrace = 5 * time.Second
 )
 
-// programs are built once, by TestMain.
-var programs controlplane.Programs
+// programs are built once, by TestMain; others that the tests build are in programsDir.
+var (
+	programs    controlplane.Programs
+	programsDir string
+)
 
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // watches that a stopped API server ends
@@ -60,6 +63,7 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	programsDir = dir
 	if programs, err = controlplane.Build(context.Background(), dir, os.Getenv("DIVVY_E2E_CONTROL"), os.Stderr); err != nil {
 		return 1, err
 	}
@@ -74,12 +78,13 @@ type world struct {
 	nodes  simnodes.Group
 }
 
-func newWorld(t *testing.T, nodes simnodes.Group) *world {
+// newWorld starts a control plane; apiServer are further flags of the API server.
+func newWorld(t *testing.T, nodes simnodes.Group, apiServer ...string) *world {
 	t.Helper()
 	nodes.Resource = resource
 	w := &world{T: t, nodes: nodes}
 	var err error
-	if w.plane, err = controlplane.Start(t.Context(), programs.BinDir, t.TempDir()); err != nil {
+	if w.plane, err = controlplane.Start(t.Context(), programs.BinDir, t.TempDir(), apiServer...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -19,8 +19,8 @@ import (
 
 // A thousand pods wait for a card with 6 free units, and each card has 3: nodes have
 // the room in sum, so kube-scheduler asks the extender about each pod. Refusing them
-// costs the API server nothing. What fits is placed meanwhile, and when a card becomes
-// free, one of them gets it.
+// costs the API server nothing but what is said of each pod once. What fits is placed
+// meanwhile, and when a card becomes free, one of them gets it.
 func TestThousandPending(t *testing.T) {
 	const nodes, cards, waiting = 5, 2, 1000
 	w := newWorld(t, simnodes.Group{Count: nodes, Cards: cards, Units: 8})
@@ -51,19 +51,31 @@ func TestThousandPending(t *testing.T) {
 	w.make("default-scheduler", "small", 1, 3)
 	w.bound(nodes*cards + 1)
 	// One bind, and beside it what a program asks for that has nothing to do: the
-	// certificates that it looks at.
-	if asked := w.requests(e) - before; asked > 50 {
-		t.Errorf("the extender asked the API server %d times on account of %d pods that wait", asked, waiting)
+	// certificates that it looks at. A reason is an event and a condition.
+	asked := w.requests(e) - before
+	said, err := counter(t.Context(), e.Metrics, `divvy_extender_pod_reasons_total{result="said"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said > waiting || asked-2*said > 50 {
+		t.Errorf("the extender asked the API server %d times on account of %d pods that wait, and said a reason %d times",
+			asked, waiting, said)
 	}
 	events, err := w.client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	told := map[string]bool{}
 	for _, event := range events.Items {
-		if by := event.ReportingController + event.Source.Component; !strings.Contains(by, "scheduler") || strings.Contains(by, "divvy") {
-			t.Errorf("%s made an event on %s: %s", by, event.InvolvedObject.Name, event.Message)
+		by := event.ReportingController + event.Source.Component
+		if strings.Contains(by, "scheduler") && !strings.Contains(by, "divvy") {
+			continue
+		}
+		if name := event.InvolvedObject.Name; event.Reason != "NoDeviceFits" || event.Count > 1 || event.Series != nil || told[name] {
+			t.Errorf("%s made the event %s on %s: %s", by, event.Reason, name, event.Message)
 			break
 		}
+		told[event.InvolvedObject.Name] = true
 	}
 	// The small pod is on a card with another; each other pod that holds units has its
 	// card alone.

@@ -93,7 +93,7 @@ func TestPlacementByDemand(t *testing.T) {
 	})
 
 	// Each pod counts once, the one on no device as well, whatever was asked about it.
-	seen, err := counter(t.Context(), e, `divvy_extender_demand_seen_pods_total{resource="`+resource+`"}`)
+	seen, err := counter(t.Context(), e.Metrics, `divvy_extender_demand_seen_pods_total{resource="`+resource+`"}`)
 	if err != nil || seen != 5 {
 		t.Errorf("%d pods were learned from, %v; want 5", seen, err)
 	}

@@ -43,7 +43,7 @@ func TestBooksThatLag(t *testing.T) {
 	w.bound(1)
 	w.make("default-scheduler", "waits", 1, 8)
 	refusals := func(ctx context.Context) (int, error) {
-		return counter(ctx, e, `divvy_extender_decisions_total{outcome="refused",resource="`+resource+`",verb="filter"}`)
+		return counter(ctx, e.Metrics, `divvy_extender_decisions_total{outcome="refused",resource="`+resource+`",verb="filter"}`)
 	}
 
 	pods.shut()
@@ -89,7 +89,7 @@ func TestBooksThatLag(t *testing.T) {
 	})
 	t.Logf("bound %.1f s after the extender could know of the room", time.Since(start).Seconds())
 	w.right()
-	if n, err := counter(t.Context(), e, `divvy_extender_woken_pods_total{result="ok"}`); err != nil || n < 1 || n > 3 {
+	if n, err := counter(t.Context(), e.Metrics, `divvy_extender_woken_pods_total{result="ok"}`); err != nil || n < 1 || n > 3 {
 		t.Errorf("%d requests woke one pod, %v", n, err)
 	}
 }
@@ -105,9 +105,9 @@ func (w *world) waits(ctx context.Context) (node string, woken bool) {
 	return pod.Spec.NodeName, woken
 }
 
-// counter reads one of the extender's metrics, 0 where it is not there yet.
-func counter(ctx context.Context, e *controlplane.Extender, series string) (int, error) {
-	text, err := e.Metrics(ctx)
+// counter reads one of Divvy's metrics, 0 where it is not there yet.
+func counter(ctx context.Context, metrics func(ctx context.Context) (string, error), series string) (int, error) {
+	text, err := metrics(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -134,7 +134,7 @@ func (c *comparison) sight(name string, container Container, cards []Card) {
 		return
 	}
 	if want := indexes(cards); container.Sight.Visible != want {
-		c.differ("container %s has the environment %s%s, kubelet gave units of card %s", name, visibleDevices, container.Sight.Visible,
+		c.differ("container %s has the environment %s=%s, kubelet gave units of card %s", name, visibleDevices, container.Sight.Visible,
 			want)
 	}
 	var want []string

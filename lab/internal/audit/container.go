@@ -5,9 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +25,7 @@ type Sight struct {
 	Ended bool
 }
 
-const visibleDevices = "ENFLAME_VISIBLE_DEVICES="
+const visibleDevices = "ENFLAME_VISIBLE_DEVICES"
 
 // see looks at a container from outside, through its first process, or for one
 // that has ended at what it was started with.
@@ -38,21 +37,14 @@ func (a *Auditor) see(ctx context.Context, status corev1.ContainerStatus) (Sight
 	if err != nil {
 		return Sight{}, err
 	}
-	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	seen, err := testenv.Look(pid)
 	if err != nil {
-		return Sight{}, fmt.Errorf("environment of the container: %w", err)
+		return Sight{}, err
 	}
-	sight := Sight{Visible: visible(strings.Split(string(environment), "\x00"))}
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/dev", pid))
-	if err != nil {
-		return Sight{}, fmt.Errorf("devices of the container: %w", err)
-	}
-	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), "gcu") && entry.Type()&fs.ModeCharDevice != 0 {
-			sight.Nodes = append(sight.Nodes, entry.Name())
-		}
-	}
-	return sight, nil
+	return Sight{
+		Visible: seen.Env[visibleDevices],
+		Nodes:   slices.DeleteFunc(seen.Nodes, func(node string) bool { return !strings.HasPrefix(node, "gcu") }),
+	}, nil
 }
 
 // seeEnded asks containerd what a container was started with. Kubelet keeps the
@@ -83,7 +75,7 @@ func (a *Auditor) seeEnded(ctx context.Context, status corev1.ContainerStatus) (
 
 func visible(environment []string) string {
 	for _, variable := range environment {
-		if value, ok := strings.CutPrefix(variable, visibleDevices); ok {
+		if value, ok := strings.CutPrefix(variable, visibleDevices+"="); ok {
 			return value
 		}
 	}

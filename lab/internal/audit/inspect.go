@@ -63,7 +63,11 @@ func ParseReport(body []byte) (Node, error) {
 
 // Inspect asks the extender what the cards of the node hold.
 func (a *Auditor) Inspect(ctx context.Context) (Node, error) {
-	body, err := testenv.Fetch(ctx, testenv.ExtenderURL+"/gcushare-scheduler/inspect/"+layout.NodeName+"?details=true")
+	url, err := a.lab.Divvy.URL(ctx)
+	if err != nil {
+		return Node{}, err
+	}
+	body, err := testenv.Fetch(ctx, url+"/gcushare-scheduler/inspect/"+layout.NodeName+"?details=true")
 	if err != nil {
 		return Node{}, err
 	}

@@ -24,21 +24,14 @@ const kubeletSocket = "unix:///var/lib/kubelet/pod-resources/kubelet.sock"
 // maxAnswer bounds kubelet's answer in bytes; 256 000 units are some 1.3 MB.
 const maxAnswer = 64 << 20
 
-// askKubelet returns all containers that hold units. It connects anew each
-// time: a connection from before a restart of kubelet would wait before it
-// tries again.
-func askKubelet(ctx context.Context) (given []Given, err error) {
-	connection, err := grpc.NewClient(kubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+// askKubelet returns all containers that hold units.
+func askKubelet(ctx context.Context) ([]Given, error) {
+	pods, err := listKubelet(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("ask kubelet who holds what: %w", err)
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, connection.Close()) }()
-	answer, err := podresources.NewPodResourcesListerClient(connection).List(ctx, &podresources.ListPodResourcesRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("ask kubelet who holds what: %w", err)
-	}
-	for _, pod := range answer.GetPodResources() {
+	var given []Given
+	for _, pod := range pods {
 		for _, container := range pod.GetContainers() {
 			g := Given{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
 			for _, devices := range container.GetDevices() {
@@ -52,4 +45,20 @@ func askKubelet(ctx context.Context) (given []Given, err error) {
 		}
 	}
 	return given, nil
+}
+
+// listKubelet returns what kubelet says of all pods. It uses a new connection each time: one from
+// before a restart of kubelet would wait before it tries again.
+func listKubelet(ctx context.Context) (pods []*podresources.PodResources, err error) {
+	connection, err := grpc.NewClient(kubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return nil, fmt.Errorf("ask kubelet who holds what: %w", err)
+	}
+	defer func() { err = errors.Join(err, connection.Close()) }()
+	answer, err := podresources.NewPodResourcesListerClient(connection).List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("ask kubelet who holds what: %w", err)
+	}
+	return answer.GetPodResources(), nil
 }

@@ -3,11 +3,11 @@ package audit
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Watch looks at the use of the cards all the time, through the extender and
@@ -17,15 +17,7 @@ type Watch struct {
 
 	mu      sync.Mutex // guards what follows
 	summary Summary
-	// broken holds violations by what was violated.
-	broken map[string]*violation
-}
-
-// violation is what was seen, for the first time and how often.
-type violation struct {
-	text  string
-	first time.Time
-	times int
+	broken  violations
 }
 
 // Summary is what a Watch has seen so far.
@@ -42,7 +34,7 @@ type Summary struct {
 }
 
 // NewWatch returns a watch over the auditor's node.
-func NewWatch(a *Auditor) *Watch { return &Watch{auditor: a, broken: map[string]*violation{}} }
+func NewWatch(a *Auditor) *Watch { return &Watch{auditor: a, broken: violations{}} }
 
 // sampleInterval is the pause between two looks at one source.
 const sampleInterval = 150 * time.Millisecond
@@ -53,18 +45,11 @@ func (w *Watch) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	for _, look := range []func(context.Context) error{w.lookAtExtender, w.lookAtKubelet} {
 		work.Go(func() {
-			ticker := time.NewTicker(sampleInterval)
-			defer ticker.Stop()
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-ticker.C:
-				}
+			wait.NonSlidingUntilWithContext(ctx, func(ctx context.Context) {
 				asking, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
 				_ = look(asking)
-				cancel()
-			}
+			}, sampleInterval)
 		})
 	}
 	work.Wait()
@@ -75,22 +60,8 @@ func (w *Watch) Summary() Summary {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.summary
-	for _, key := range slices.Sorted(maps.Keys(w.broken)) {
-		v := w.broken[key]
-		s.Violations = append(s.Violations, fmt.Sprintf("%s (seen %d times, first at %s)", v.text, v.times,
-			v.first.UTC().Format("15:04:05.000")))
-	}
+	s.Violations = w.broken.list()
 	return s
-}
-
-// violated notes a violation; the caller holds mu.
-func (w *Watch) violated(key, text string) {
-	v := w.broken[key]
-	if v == nil {
-		v = &violation{text: text, first: time.Now()}
-		w.broken[key] = v
-	}
-	v.times++
 }
 
 func (w *Watch) lookAtExtender(ctx context.Context) error {
@@ -108,7 +79,7 @@ func (w *Watch) lookAtExtender(ctx context.Context) error {
 			for _, occupant := range device.Pods {
 				pods = append(pods, fmt.Sprintf("%s %d", occupant.Name, occupant.Used))
 			}
-			w.violated(fmt.Sprint("extender ", device.ID), fmt.Sprintf("the extender shows %d units of card %d in use, which has %d: %s",
+			w.broken.note(fmt.Sprint("extender ", device.ID), fmt.Sprintf("the extender shows %d units of card %d in use, which has %d: %s",
 				device.Used, device.ID, device.Total, strings.Join(pods, ", ")))
 		}
 	}
@@ -147,7 +118,7 @@ func (w *Watch) lookAtKubelet(ctx context.Context) error {
 		w.summary.Fill = max(w.summary.Fill, float64(sum)/float64(total))
 	}
 	for _, text := range Overuse(given, units, cards) {
-		w.violated(text, text)
+		w.broken.note(text, text)
 	}
 	return nil
 }

@@ -155,6 +155,10 @@ func readManifest() (*corev1.Pod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the scheduler's manifest: %w", err)
 	}
+	return parseManifest(data)
+}
+
+func parseManifest(data []byte) (*corev1.Pod, error) {
 	pod := &corev1.Pod{}
 	if err := yaml.Unmarshal(data, pod); err != nil {
 		return nil, fmt.Errorf("the scheduler's manifest %s: %w", manifestPath, err)

@@ -83,7 +83,7 @@ func schedulerHealthy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pod, err := client.CoreV1().Pods(scheduler.Namespace).Get(ctx, scheduler.PodName+"-"+layout.NodeName, metav1.GetOptions{})
+	pod, err := client.CoreV1().Pods(scheduler.Namespace).Get(ctx, mirrorName, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("kubelet has not reported the static pod: %w", err)
 	}
@@ -94,19 +94,21 @@ func schedulerHealthy(ctx context.Context) error {
 	if !scheduler.SamePod(wanted, pod) {
 		return errors.New("kubelet has not loaded the new manifest yet")
 	}
-	if len(pod.Status.ContainerStatuses) == 0 {
-		return errors.New("the scheduler's container does not run yet")
-	}
-	status := pod.Status.ContainerStatuses[0]
-	if status.State.Running == nil {
-		return errors.New("the scheduler's container does not run yet")
+	// Kubelet shows the pod when it starts it, and may report its containers 10 s later.
+	started := pod.CreationTimestamp.Add(time.Second)
+	if len(pod.Status.ContainerStatuses) > 0 {
+		status := pod.Status.ContainerStatuses[0]
+		if status.State.Running == nil {
+			return errors.New("the scheduler's container does not run yet")
+		}
+		started = status.State.Running.StartedAt.Time
 	}
 	lease, err := client.CoordinationV1().Leases(scheduler.Namespace).Get(ctx, scheduler.PodName, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("read the scheduler's lease: %w", err)
 	}
 	holder, renewed := lease.Spec.HolderIdentity, lease.Spec.RenewTime
-	if holder == nil || *holder == "" || renewed == nil || !renewed.After(status.State.Running.StartedAt.Time) {
+	if holder == nil || *holder == "" || renewed == nil || !renewed.After(started) {
 		return errors.New("the scheduler waits for the lease of the one before it")
 	}
 	return nil

@@ -4,8 +4,9 @@
 // It has nothing in common with the lab's cluster but the programs, and may run
 // beside it.
 //
-// There is no kube-controller-manager. Nothing evicts pods from nodes that send no
-// heartbeat, nothing runs Deployments, and pods need no service account.
+// No controllers run, but for those of claims where they are started. Nothing evicts
+// pods from nodes that send no heartbeat, nothing runs Deployments, and pods need no
+// service account.
 //
 // What is measured here stays in memory: etcd does not wait for the disk.
 package controlplane
@@ -32,9 +33,8 @@ const (
 	// clusterName is what kubeconfig files call it.
 	clusterName = "divvy-control-plane"
 	// readyTimeout is how long a program may take to be ready.
-	readyTimeout = time.Minute
-	// stopGrace is how long a program may take to end after SIGTERM. The API server
-	// would wait a minute for watches that nobody ends.
+	readyTimeout = 3 * time.Minute
+	// stopGrace is how long a program may take to end after SIGTERM.
 	stopGrace = 5 * time.Second
 	loopback  = "127.0.0.1"
 )
@@ -52,8 +52,8 @@ type ControlPlane struct {
 
 // Start starts etcd and the API server from binDir and waits until it is ready.
 // dir is an existing folder for all that they write, logs included, best an empty
-// one. After an error nothing runs.
-func Start(ctx context.Context, binDir, dir string) (_ *ControlPlane, err error) {
+// one. apiServer are further flags of the API server. After an error nothing runs.
+func Start(ctx context.Context, binDir, dir string, apiServer ...string) (_ *ControlPlane, err error) {
 	c := &ControlPlane{binDir: binDir, dir: dir}
 	defer func() {
 		if err != nil {
@@ -78,26 +78,26 @@ func Start(ctx context.Context, binDir, dir string) (_ *ControlPlane, err error)
 	); err != nil {
 		return nil, err
 	}
-	if c.APIServer, err = c.Run("kube-apiserver",
+	if c.APIServer, err = c.Run("kube-apiserver", append([]string{
 		// Nobody looks for the API server by the Service "kubernetes", whose address may
 		// not be of the loopback interface: this is one that nobody has.
 		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
-		"--bind-address="+loopback,
+		"--bind-address=" + loopback,
 		fmt.Sprintf("--secure-port=%d", ports[2]),
-		"--etcd-servers="+etcd,
+		"--etcd-servers=" + etcd,
 		"--authorization-mode=RBAC",
-		"--client-ca-file="+c.path("ca.crt"),
-		"--tls-cert-file="+c.path("apiserver.crt"),
-		"--tls-private-key-file="+c.path("apiserver.key"),
+		"--client-ca-file=" + c.path("ca.crt"),
+		"--tls-cert-file=" + c.path("apiserver.crt"),
+		"--tls-private-key-file=" + c.path("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file="+c.path("sa.pub"),
-		"--service-account-signing-key-file="+c.path("sa.key"),
+		"--service-account-key-file=" + c.path("sa.pub"),
+		"--service-account-signing-key-file=" + c.path("sa.key"),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		// No controller makes service accounts, and none takes the mark away that
 		// new nodes are not ready.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
 		"--delete-collection-workers=8",
-	); err != nil {
+	}, apiServer...)...); err != nil {
 		return nil, err
 	}
 	err = c.ready(ctx)
@@ -148,13 +148,14 @@ func (c *ControlPlane) await(ctx context.Context, p *Process, ask func(context.C
 	})
 }
 
-// Stop ends all processes, the API server before etcd. What they wrote stays in
-// the folder. It may be called again.
+// Stop kills all processes, the API server before etcd: after SIGTERM the API server would
+// wait for watches to end, and what the processes have in memory is not needed again. What
+// they wrote stays in the folder. It may be called again.
 func (c *ControlPlane) Stop() error {
 	var errs []error
 	for _, p := range []*Process{c.APIServer, c.Etcd} {
 		if p != nil {
-			errs = append(errs, p.Stop(stopGrace))
+			errs = append(errs, p.Kill())
 		}
 	}
 	return errors.Join(errs...)

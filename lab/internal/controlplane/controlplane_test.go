@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	kubeschedulerv1 "k8s.io/kube-scheduler/config/v1"
 	"sigs.k8s.io/yaml"
 
@@ -50,6 +51,37 @@ func TestSchedulerConfiguration(t *testing.T) {
 				t.Errorf("extenders: %+v", config.Extenders)
 			}
 		})
+	}
+}
+
+// The plugin changes the profiles' plugins, and nothing else.
+func TestPluginConfiguration(t *testing.T) {
+	o := SchedulerOptions{Name: "with", QPS: 500, Settings: map[string]any{"profiles": []any{
+		map[string]any{"schedulerName": "a", "percentageOfNodesToScore": 30}, map[string]any{"schedulerName": "b"},
+	}}}
+	read := func() (config kubeschedulerv1.KubeSchedulerConfiguration) {
+		t.Helper()
+		data, err := o.configuration("/x/with.conf", "")
+		if err == nil {
+			err = yaml.UnmarshalStrict(data, &config)
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, data)
+		}
+		return config
+	}
+	plain := read()
+	o.plugin = true
+	config := read()
+	for i := range config.Profiles {
+		p := config.Profiles[i].Plugins
+		if p == nil || len(p.MultiPoint.Enabled) != 1 || len(p.PostFilter.Enabled) != 3 || len(p.Bind.Enabled) != 2 {
+			t.Errorf("plugins: %+v", p)
+		}
+		config.Profiles[i].Plugins = nil
+	}
+	if diff := cmp.Diff(plain, config); diff != "" {
+		t.Errorf("differs from a configuration without the plugin in more than plugins:\n%s", diff)
 	}
 }
 

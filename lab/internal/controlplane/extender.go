@@ -55,8 +55,11 @@ type Extender struct {
 	// Plain is the URL for kube-scheduler over HTTP without TLS.
 	Plain string
 
-	plain, metrics string // URLs
+	endpoint
 }
+
+// endpoint are URLs of a program of Divvy's that places pods.
+type endpoint struct{ url, metrics string }
 
 // StartExtender starts an extender, with an administrator's rights, and waits until
 // it answers and has published its certificates. All extenders of one control plane
@@ -75,7 +78,8 @@ func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*E
 	e := &Extender{
 		Entry: schedconf.Extender{URL: "https://" + address(2) + route, ServerName: "divvy-extender." + Namespace + ".svc",
 			Resources: o.Resources},
-		Plain: "http://" + address(0) + route, plain: "http://" + address(0), metrics: "http://" + address(1) + "/metrics",
+		Plain:    "http://" + address(0) + route,
+		endpoint: endpoint{url: "http://" + address(0), metrics: "http://" + address(1) + "/metrics"},
 	}
 	args := []string{
 		"extender", "--kubeconfig=" + c.Kubeconfig(), "--grant-key-file=" + key, "--resources=" + strings.Join(o.Resources, ","),
@@ -99,13 +103,13 @@ func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*E
 
 // Ready returns nil when the extender would get requests from a Service.
 func (e *Extender) Ready(ctx context.Context) error {
-	_, err := get(ctx, http.DefaultClient, e.plain+"/readyz")
+	_, err := get(ctx, http.DefaultClient, e.url+"/readyz")
 	return err
 }
 
 // Leads reports whether it is the replica that leads.
-func (e *Extender) Leads(ctx context.Context) (bool, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.plain+"/healthz", http.NoBody)
+func (e endpoint) Leads(ctx context.Context) (bool, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.url+"/healthz", http.NoBody)
 	if err != nil {
 		return false, err
 	}

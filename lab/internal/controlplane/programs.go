@@ -22,7 +22,7 @@ type Programs struct {
 
 // wanted are the programs of the lab that a control plane runs. The others need
 // libraries of the system, which nobody has installed for a control plane.
-var wanted = []string{"etcd", "kube-apiserver", "kube-scheduler"}
+var wanted = []string{"etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"}
 
 // Build builds what is missing of a control plane's programs into the lab's cache,
 // which takes long the first time, and this checkout's divvy-control into dir. Where

@@ -35,12 +35,14 @@ type SchedulerOptions struct {
 	Settings map[string]any
 	// Args are further flags.
 	Args []string
+
+	plugin bool // its profiles have Divvy's plugin
 }
 
 // Scheduler is a kube-scheduler that runs.
 type Scheduler struct {
 	*Process
-	metrics string
+	address string // URL
 	client  *http.Client
 }
 
@@ -50,6 +52,29 @@ const configPath = "/etc/kubernetes/scheduler-config.yaml"
 // StartScheduler starts a kube-scheduler and waits until it has read the cluster.
 // Its version is only what the configuration is checked for.
 func (c *ControlPlane) StartScheduler(ctx context.Context, version string, o SchedulerOptions) (*Scheduler, error) {
+	path, err := c.own("kube-scheduler")
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.startScheduler(o, version, func(config string, flags []string) (*Process, error) {
+		return StartProcess(o.Name, path, c.path(o.Name+".log"), nil, append([]string{"--config=" + config}, flags...)...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = c.await(ctx, s.Process, func(ctx context.Context) error {
+		_, err := get(ctx, s.client, s.address+"/readyz")
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, s.Stop(stopGrace))
+	}
+	return s, nil
+}
+
+// startScheduler calls start with the path of a configuration and with flags.
+func (c *ControlPlane) startScheduler(o SchedulerOptions, version string, start func(config string, flags []string) (*Process, error)) (
+	*Scheduler, error) {
 	kubeconfig := o.Kubeconfig
 	if kubeconfig == "" {
 		var err error
@@ -69,38 +94,26 @@ func (c *ControlPlane) StartScheduler(ctx context.Context, version string, o Sch
 	if err != nil {
 		return nil, err
 	}
-	address := fmt.Sprintf("https://%s:%d", loopback, ports[0])
-	path, err := c.own("kube-scheduler")
-	if err != nil {
-		return nil, err
-	}
-	process, err := StartProcess(o.Name, path, c.path(o.Name+".log"), nil, append([]string{
-		"--config=" + file,
+	process, err := start(file, append([]string{
 		"--bind-address=" + loopback,
 		fmt.Sprintf("--secure-port=%d", ports[0]),
 		"--cert-dir=" + c.path(o.Name+"-certs"),
 		// Its metrics are read by this program, from this machine.
 		"--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
-	}, o.Args...)...)
+	}, o.Args...))
 	if err != nil {
 		return nil, err
 	}
-	s := &Scheduler{Process: process, metrics: address + "/metrics", client: &http.Client{Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // it signs its own certificate; nothing secret is said
-	}}}
-	err = c.await(ctx, process, func(ctx context.Context) error {
-		_, err := get(ctx, s.client, address+"/readyz")
-		return err
-	})
-	if err != nil {
-		return nil, errors.Join(err, process.Stop(stopGrace))
-	}
-	return s, nil
+	return &Scheduler{Process: process, address: fmt.Sprintf("https://%s:%d", loopback, ports[0]), client: &http.Client{
+		Transport: &http.Transport{
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // it signs its own certificate; nothing secret is said
+		},
+	}}, nil
 }
 
 // Metrics returns the scheduler's metrics in Prometheus' text format.
 func (s *Scheduler) Metrics(ctx context.Context) (string, error) {
-	return get(ctx, s.client, s.metrics)
+	return get(ctx, s.client, s.address+"/metrics")
 }
 
 func (o SchedulerOptions) configuration(kubeconfig, version string) ([]byte, error) {
@@ -122,10 +135,13 @@ func (o SchedulerOptions) configuration(kubeconfig, version string) ([]byte, err
 	if err != nil {
 		return nil, fmt.Errorf("configuration of %s: %w", o.Name, err)
 	}
-	if o.Extender == nil {
-		return base, nil
+	switch {
+	case o.plugin:
+		return plugged(base)
+	case o.Extender != nil:
+		return wired(base, version, *o.Extender)
 	}
-	return wired(base, version, *o.Extender)
+	return base, nil
 }
 
 // wired returns the configuration as Divvy changes it on a node where kube-scheduler

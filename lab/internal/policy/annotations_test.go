@@ -123,7 +123,8 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	own[wire.GrantAnnotation], own[wire.HeldAnnotation] = "g", "d"
 	own[wire.RetryAnnotation] = "t"
 	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", wire.QuarantineAnnotation: "q", wire.EndingAnnotation: "e",
-		nodelabels.OwnedAnnotation: "l", countsAnnotation: "c", wire.SetupAnnotation: "s", wire.OveruseAnnotation: "o"}
+		nodelabels.OwnedAnnotation: "l", countsAnnotation: "c", wire.SetupAnnotation: "s", wire.OveruseAnnotation: "o",
+		wire.ClaimDriversAnnotation: "a"}
 
 	t.Run("keys", func(t *testing.T) {
 		keys := slices.Sorted(maps.Keys(own))
@@ -201,6 +202,26 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 				t.Errorf("looked at %t, want %t; refused %q", matched, r.wantMatched, refused)
 			}
 		})
+	}
+}
+
+// TestReplacedSchedulerWritesAnnotations: with scheduler.mode replace, divvy-scheduler binds as
+// kube-scheduler did, and may write annotations in no other way.
+func TestReplacedSchedulerWritesAnnotations(t *testing.T) {
+	const scheduler = "system:kube-scheduler"
+	own := map[string]string{wire.GrantAnnotation: "g"}
+	for mode, rejected := range map[string]bool{"replace": false, "extender": true} {
+		policy := load(t, "divvy-annotations", "--set", "scheduler.mode="+mode)
+		conditions := validator(t, policy)
+		for name, r := range map[string]request{
+			"bound":         {scheduler, "pods/binding", nil, binding("a", "1", own), rejected},
+			"in the status": {scheduler, "pods/status", pod("a", nil, nil), pod("a", nil, own), true},
+			"by another":    {"admin", "pods/binding", nil, binding("a", "1", own), true},
+		} {
+			if matched, refused := asked(t, policy, conditions, r); matched != r.wantMatched || (len(refused) > 0) != r.wantMatched {
+				t.Errorf("%s, mode %s: looked at %t, want %t; rejected for %q", name, mode, matched, r.wantMatched, refused)
+			}
+		}
 	}
 }
 
@@ -366,6 +387,9 @@ func TestExtenderWritesOneAnnotation(t *testing.T) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 			Reason: corev1.PodReasonUnschedulable}}
 	}
+	waits := func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: cluster.Waits, Status: corev1.ConditionTrue, Reason: "NoDeviceFits"}}
+	}
 	elsewhere := func(p *corev1.Pod) *corev1.Pod { p.Namespace = "divvy-system"; return p }
 	own := func(p *corev1.Pod) *corev1.Pod { p.Spec.ServiceAccountName = "divvy-extender"; return elsewhere(p) }
 	tookTheLead := func(p *corev1.Pod) {
@@ -396,13 +420,15 @@ func TestExtenderWritesOneAnnotation(t *testing.T) {
 			status(pod("", nil, retry), func(p *corev1.Pod) { p.Finalizers = []string{"example.com/x"} }), true,
 			"may not change labels and finalizers"},
 		"a condition": {extenderAccount, pod("", nil, notes), status(pod("", nil, retry), refusedByScheduler), true,
-			"change only its own condition"},
+			"change only the condition divvy.dev/Waits"},
 		"the end of a pod": {extenderAccount, pod("", nil, notes),
-			status(pod("", nil, notes), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), true, "change only its own condition"},
+			status(pod("", nil, notes), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), true,
+			"change only the condition divvy.dev/Waits"},
+		"why it waits": {extenderAccount, pod("", nil, notes), status(pod("", nil, notes), waits), true, ""},
 		"its own pod leads": {extenderAccount, own(pod("a", nil, notes)), own(status(pod("a", nil, notes), tookTheLead)), true,
 			""},
 		"another pod beside it": {extenderAccount, elsewhere(pod("a", nil, notes)),
-			elsewhere(status(pod("a", nil, notes), tookTheLead)), true, "change only its own condition"},
+			elsewhere(status(pod("a", nil, notes), tookTheLead)), true, "change only the condition divvy.dev/Waits"},
 		"its own pod's annotation": {extenderAccount, own(pod("a", nil, notes)), own(pod("a", nil, with(notes, "x", "y"))), true,
 			"change only the pod annotation"},
 		"a pod that has a node": {extenderAccount, pod("a", nil, notes), pod("a", nil, retry), true, "only on pending pods"},

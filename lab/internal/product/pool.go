@@ -77,34 +77,6 @@ var poolDir = filepath.Join(layout.StateDir, "pool")
 // TokenFile returns the token of the pool as an administrator downloads it.
 func TokenFile() string { return filepath.Join(poolDir, "CA7WPsj.tar") }
 
-func usesPool(o Options) (bool, error) {
-	enabled := false
-	files := append([]string{filepath.Join(o.RepositoryDir, "lab", "values", "lab.yaml")}, o.Values...)
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return false, fmt.Errorf("values: %w", err)
-		}
-		var values struct {
-			Pool struct {
-				Enabled *bool `json:"enabled"`
-			} `json:"pool"`
-		}
-		if err := yaml.Unmarshal(data, &values); err != nil {
-			return false, fmt.Errorf("values %s: %w", file, err)
-		}
-		if values.Pool.Enabled != nil {
-			enabled = *values.Pool.Enabled
-		}
-	}
-	for _, set := range o.Set {
-		if value, ok := strings.CutPrefix(set, "pool.enabled="); ok {
-			enabled = value == "true"
-		}
-	}
-	return enabled, nil
-}
-
 // setUpPool loads the images of the user guide and runs the pool's servers.
 func setUpPool(ctx context.Context, o Options) error {
 	labDir := filepath.Join(o.RepositoryDir, "lab")

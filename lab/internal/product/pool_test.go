@@ -18,7 +18,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/remotepool"
 )
 
-func TestUsesPool(t *testing.T) {
+func TestValuesThatMatter(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, content string) string {
 		path := filepath.Join(dir, name)
@@ -31,28 +31,34 @@ func TestUsesPool(t *testing.T) {
 		return path
 	}
 	file("lab/values/lab.yaml", "node: {}\n")
+	own := file("own.yaml", "scheduler: {mode: dedicated}\n")
 	on, off, other := file("on.yaml", "pool: {enabled: true}\n"), file("off.yaml", "pool: {enabled: false}\n"),
 		file("other.yaml", "pool: {totalGPUMemory: 1}\n")
 	tests := map[string]struct {
 		values, set []string
-		want        bool
+		want        chartValues
 	}{
 		"nothing said":     {},
-		"said":             {values: []string{on}, want: true},
+		"said":             {values: []string{on}, want: chartValues{pool: true}},
 		"later files win":  {values: []string{on, off}},
-		"others say none":  {values: []string{on, other}, want: true},
-		"set wins":         {values: []string{off}, set: []string{"pool.enabled=true"}, want: true},
+		"others say none":  {values: []string{on, other}, want: chartValues{pool: true}},
+		"set wins":         {values: []string{off}, set: []string{"pool.enabled=true"}, want: chartValues{pool: true}},
 		"set off":          {values: []string{on}, set: []string{"pool.enabled=false"}},
-		"another key set":  {values: []string{on}, set: []string{"node.injection=cdi"}, want: true},
+		"another key set":  {values: []string{on}, set: []string{"node.injection=cdi"}, want: chartValues{pool: true}},
 		"the last set one": {set: []string{"pool.enabled=true", "pool.enabled=false"}},
+
+		"a dedicated scheduler":      {values: []string{own, other}, want: chartValues{scheduler: true}},
+		"divvy-scheduler":            {values: []string{on}, set: []string{"scheduler.mode=replace"}, want: chartValues{true, true}},
+		"a dedicated scheduler, set": {values: []string{on}, set: []string{"scheduler.mode=dedicated"}, want: chartValues{true, true}},
+		"another mode, set":          {values: []string{own}, set: []string{"scheduler.mode=none"}},
 	}
 	for name, test := range tests {
-		got, err := usesPool(Options{RepositoryDir: dir, Values: test.values, Set: test.set})
+		got, err := readValues(Options{RepositoryDir: dir, Values: test.values, Set: test.set})
 		if err != nil || got != test.want {
-			t.Errorf("%s: %t, %v; want %t", name, got, err, test.want)
+			t.Errorf("%s: %+v, %v; want %+v", name, got, err, test.want)
 		}
 	}
-	if _, err := usesPool(Options{RepositoryDir: dir, Values: []string{file("broken.yaml", "pool: [")}}); err == nil {
+	if _, err := readValues(Options{RepositoryDir: dir, Values: []string{file("broken.yaml", "pool: [")}}); err == nil {
 		t.Error("no error for values that are no YAML")
 	}
 }

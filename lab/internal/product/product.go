@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,20 +75,24 @@ func Install(ctx context.Context, o Options) error { return install(ctx, o, true
 // cards as for Install.
 func Prepare(ctx context.Context, o Options) error { return install(ctx, o, false) }
 
-// made is what this process has built, and the tag of the images that it has loaded: tests
+// made is what this process has built, and the tags of the images that it has loaded: tests
 // install again and again, from a checkout that does not change meanwhile.
 var made struct {
-	programs bool
-	tag      string
+	programs, scheduler bool
+	tag, schedulerTag   string
 }
 
+// scheduler is the divvy-scheduler for the lab's Kubernetes. It is built and loaded only where it
+// may run: it is as large as the others together.
+var scheduler = release.Schedulers[0]
+
 func install(ctx context.Context, o Options, chart bool) error {
-	withPool, err := usesPool(o)
+	values, err := readValues(o)
 	if err != nil {
 		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:staticcheck // a name
 	}
 	steps := 2
-	if withPool {
+	if values.pool {
 		steps++
 	}
 	if chart {
@@ -116,10 +121,10 @@ func install(ctx context.Context, o Options, chart bool) error {
 		return err
 	})
 	if chart {
-		step("images", func() error { return loadImages(ctx, o.Cluster, stamp) })
+		step("images", func() error { return loadImages(ctx, o, stamp, values.scheduler) })
 	}
 	step("simulated cards", func() error { return hardware.Default.Install(ctx, o.Topology) })
-	if withPool {
+	if values.pool {
 		step("servers of a remote pool", func() error { return setUpPool(ctx, o) })
 	}
 	if chart {
@@ -131,8 +136,15 @@ func install(ctx context.Context, o Options, chart bool) error {
 	return nil
 }
 
-// programDir holds the product's programs; images are made from there.
-var programDir = filepath.Join(layout.StateDir, "bin")
+// programDir holds the product's programs; images are made from there. It outlasts the lab,
+// so that the next one links only what changed.
+var programDir = func() string {
+	cache, err := layout.CacheDir()
+	if err != nil { // without a home
+		cache = layout.StateDir
+	}
+	return filepath.Join(cache, "product")
+}()
 
 // Programs returns the folder that Install puts the product's programs into,
 // kubectl-divvy among them.
@@ -143,49 +155,62 @@ var imageValues = filepath.Join(layout.StateDir, "image-values.yaml")
 
 // loadImages makes the product's images, loads them into the node, and writes
 // imageValues.
-func loadImages(ctx context.Context, c *cluster.Cluster, stamp release.Stamp) error {
-	if made.tag != "" {
-		present, err := c.Images().Digests(ctx)
-		if err != nil {
-			return err
-		}
-		if present[NodeImage+":"+made.tag] != "" && present[release.Registry+"/"+release.Control+":"+made.tag] != "" {
-			return nil
-		}
-	}
-	tag, err := loadImagesOf(ctx, c, programDir, stamp)
+func loadImages(ctx context.Context, o Options, stamp release.Stamp, withScheduler bool) error {
+	present, err := o.Cluster.Images().Digests(ctx)
 	if err != nil {
 		return err
 	}
-	made.tag = tag
-	if err := os.WriteFile(imageValues, fmt.Appendf(nil, "image:\n  tag: %s\n", tag), 0o644); err != nil {
+	load := func(tag *string, names ...string) error {
+		missing := func(name string) bool { return present[release.Registry+"/"+name+":"+*tag] == "" }
+		if *tag != "" && !slices.ContainsFunc(names, missing) {
+			return nil
+		}
+		*tag, err = loadImagesOf(ctx, o.Cluster, programDir, stamp, names...)
+		return err
+	}
+	if err := load(&made.tag, release.Node, release.Control); err != nil {
+		return err
+	}
+	text := fmt.Sprintf("image:\n  tag: %s\n", made.tag)
+	if withScheduler {
+		if !made.scheduler {
+			if err := release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), scheduler); err != nil {
+				return err
+			}
+			made.scheduler = true
+		}
+		if err := load(&made.schedulerTag, scheduler); err != nil {
+			return err
+		}
+		text += fmt.Sprintf("scheduler:\n  pluginImage:\n    tag: %s\n", made.schedulerTag)
+	}
+	if err := os.WriteFile(imageValues, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("name the images in a file of values: %w", err)
 	}
 	return nil
 }
 
-// loadImagesOf makes images of the programs in a folder and loads them into the
+// loadImagesOf makes images of programs in a folder and loads them into the
 // node. It returns their tag, which changes with their content.
-func loadImagesOf(ctx context.Context, c *cluster.Cluster, programs string, stamp release.Stamp) (tag string, err error) {
-	nodeProgram := filepath.Join(programs, release.Node)
-	libraries, err := image.Libraries(nodeProgram, release.VendorLibraryNeeds()...)
-	if err != nil {
-		return "", err
-	}
-	// As in a release, but with the libraries of this machine.
-	specs := []image.Spec{
-		release.ImageSpec(release.Node, nodeProgram, libraries, stamp),
-		release.ImageSpec(release.Control, filepath.Join(programs, release.Control), nil, stamp),
-	}
-	images := make([]v1.Image, len(specs))
+func loadImagesOf(ctx context.Context, c *cluster.Cluster, programs string, stamp release.Stamp, names ...string) (tag string, err error) {
+	specs, images := make([]image.Spec, len(names)), make([]v1.Image, len(names))
 	content := sha256.New()
-	for i, spec := range specs {
-		if images[i], err = image.Build(spec); err != nil {
+	for i, name := range names {
+		program := filepath.Join(programs, name)
+		var libraries []image.File
+		if name == release.Node {
+			// As in a release, but of this machine.
+			if libraries, err = image.Libraries(program, release.VendorLibraryNeeds()...); err != nil {
+				return "", err
+			}
+		}
+		specs[i] = release.ImageSpec(name, program, libraries, stamp)
+		if images[i], err = image.Build(specs[i]); err != nil {
 			return "", err
 		}
 		digest, err := images[i].Digest()
 		if err != nil {
-			return "", fmt.Errorf("digest of image %s: %w", spec.Name, err)
+			return "", fmt.Errorf("digest of image %s: %w", specs[i].Name, err)
 		}
 		content.Write([]byte(digest.Hex))
 	}
@@ -213,7 +238,7 @@ func LoadVersion(ctx context.Context, c *cluster.Cluster, repository, version st
 	if err := release.Build(ctx, repository, programs, stamp, release.Host(), release.Node, release.Control, release.Hook); err != nil {
 		return "", err
 	}
-	return loadImagesOf(ctx, c, programs, stamp)
+	return loadImagesOf(ctx, c, programs, stamp, release.Node, release.Control)
 }
 
 // chartTimeout is how long pods may take to become ready.

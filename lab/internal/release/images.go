@@ -16,7 +16,8 @@ import (
 // Registry is where Divvy's images are; the chart has it as default.
 const Registry = "ghcr.io/divvy-gpu"
 
-// Images are the programs that have an image, which is called like its program.
+// Images are the programs that have an image, which is called like its program, but for
+// Schedulers.
 var Images = []string{Node, Control}
 
 // sources are told in every image's labels.
@@ -28,6 +29,10 @@ const license = "Apache-2.0"
 var titles = map[string]string{
 	Node:    "Divvy's node daemon: offers the accelerators of a node to its pods",
 	Control: "Divvy's scheduler extender, webhooks and other parts that serve the control plane",
+
+	Schedulers[0]: "kube-scheduler of Kubernetes 1.37 with Divvy's placement inside",
+	Schedulers[1]: "kube-scheduler of Kubernetes 1.36 with Divvy's placement inside",
+	Schedulers[2]: "kube-scheduler of Kubernetes 1.35 with Divvy's placement inside",
 }
 
 // Labels returns an image's labels.

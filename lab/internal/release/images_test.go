@@ -264,7 +264,7 @@ func checkPush(t *testing.T, dir string, built []Built) {
 	if got := valuesIn(t, dir); got != (imageValues{Registry, testStamp.Version}) {
 		t.Errorf("before the push the values name %+v", got)
 	}
-	pushed, err := Push(t.Context(), PushOptions{Dir: dir, Registry: to + "/", Images: Images})
+	pushed, err := Push(t.Context(), PushOptions{Dir: dir, Registry: to + "/"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +350,6 @@ func checkRejectedPushes(t *testing.T, dir string) {
 		"SBOM invalid": {PushOptions{Dir: dir, Registry: "http://" + host(rejecting)},
 			"the images are pushed; the registry rejected their SBOMs"},
 	} {
-		test.options.Images = Images
 		_, err := Push(t.Context(), test.options)
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
@@ -368,7 +367,7 @@ func checkRejectedPushes(t *testing.T, dir string) {
 	if err := os.WriteFile(filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json"), []byte(login), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if pushed, err := Push(t.Context(), PushOptions{Dir: dir, Registry: host(private) + "/team", Tag: "v2", Images: Images}); err != nil ||
+	if pushed, err := Push(t.Context(), PushOptions{Dir: dir, Registry: host(private) + "/team", Tag: "v2"}); err != nil ||
 		pushed.Tag != "v2" {
 		t.Errorf("with docker's login: %+v, %v", pushed, err)
 	}
@@ -409,19 +408,11 @@ func valuesIn(t *testing.T, dir string) imageValues {
 // TestTagFollowsContent: nodes would not pull a tag again that they have.
 func TestTagFollowsContent(t *testing.T) {
 	tag := func(version string, digest byte) string {
-		dir := t.TempDir()
-		var text strings.Builder
+		var built []Built
 		for _, image := range Images {
-			fmt.Fprintf(&text, "%s/%s:%s@sha256:%s\n", Registry, image, version, strings.Repeat(string(digest), 64))
+			built = append(built, Built{Name: Registry + "/" + image, Tag: version, Digest: "sha256:" + strings.Repeat(string(digest), 64)})
 		}
-		if err := writeFile(filepath.Join(dir, digestsFile), []byte(text.String())); err != nil {
-			t.Fatal(err)
-		}
-		got, err := defaultTag(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return got
+		return defaultTag(built)
 	}
 	if got := tag("v1.2.3", 'a'); got != "v1.2.3" {
 		t.Errorf("the tag of a commit is %s", got)

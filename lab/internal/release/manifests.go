@@ -2,6 +2,7 @@ package release
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,9 @@ const (
 // rendered for it and so hold for all.
 const minKubernetes = "1.30.0"
 
+// newerKubernetes has the files of values whose objects older ones do not have.
+var newerKubernetes = map[string]string{"dra.yaml": "1.34.0", "dra-units.yaml": "1.36.0", "replace.yaml": "1.35.0"}
+
 // Manifests are a chart rendered for people without helm.
 type Manifests struct {
 	// Install has everything but hooks, the namespace first.
@@ -44,7 +48,8 @@ const hookAnnotation = "helm.sh/hook"
 // comments call the files, without ".yaml". images are what pods run, by digest.
 func Render(ctx context.Context, helm, repository, values, name string, s Stamp, images []Built) (Manifests, error) {
 	args := []string{
-		"template", "divvy", filepath.Join(repository, "charts", "divvy"), "--namespace", Namespace, "--kube-version", minKubernetes,
+		"template", "divvy", filepath.Join(repository, "charts", "divvy"), "--namespace", Namespace, "--kube-version",
+		cmp.Or(newerKubernetes[filepath.Base(values)], minKubernetes),
 		"--set-string", "image.tag=" + s.Version,
 		// A key in a file that everybody can read is none, and one that is made anew by
 		// each rendering would make the grants of running pods void.

@@ -19,18 +19,21 @@ var notice = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents|copyrig
 
 // notices returns the licenses and notices of all that a program was compiled
 // from, as the program tells: Divvy's, Go's, and each module's below its path. The
-// modules are those that the go command has for the checkout.
-func notices(ctx context.Context, repository, program string) ([]file, error) {
+// modules are those that the go command has for the program's module, in a folder of the
+// checkout.
+func notices(ctx context.Context, repository, folder, program string) ([]file, error) {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		return nil, fmt.Errorf("ask %s what it was built from: %w", program, err)
 	}
 	args := []string{"list", "-m", "-f", "{{.Path}}\t{{.Dir}}"}
 	for _, m := range info.Deps {
-		args = append(args, m.Path)
+		if m.Path != module && !strings.HasPrefix(m.Path, module+"/") { // Divvy's is the repository's
+			args = append(args, m.Path)
+		}
 	}
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = repository
+	cmd.Dir = filepath.Join(repository, folder)
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
 	out, err := cmd.Output()
 	if err != nil {

@@ -32,6 +32,10 @@ const (
 	Kubectl = "kubectl-divvy"
 )
 
+// Schedulers are divvy-scheduler, one for each minor of Kubernetes that it is built for, newest
+// first.
+var Schedulers = []string{"divvy-scheduler-1.37", "divvy-scheduler-1.36", "divvy-scheduler-1.35"}
+
 // Stamp is what is written into programs and images of a build.
 type Stamp struct {
 	// Version is the release or what git makes of the commit, Commit its hash.
@@ -82,6 +86,9 @@ func Host() Platform { return Platform{OS: runtime.GOOS, Arch: runtime.GOARCH} }
 type recipe struct {
 	cgo                   bool
 	cflags, tags, ldflags string
+	// folder is that of the program's module, whose root has the program; "" for one of the
+	// root's commands. kubernetes is the version that its module has.
+	folder, kubernetes string
 }
 
 var recipes = map[string]recipe{
@@ -89,6 +96,10 @@ var recipes = map[string]recipe{
 	Control: {},
 	Hook:    {},
 	Kubectl: {},
+
+	Schedulers[0]: {folder: "scheduler", kubernetes: "v1.37.1"},
+	Schedulers[1]: {folder: "scheduler/k136", kubernetes: "v1.36.3"},
+	Schedulers[2]: {folder: "scheduler/k135", kubernetes: "v1.35.4"},
 }
 
 // command returns the environment and the arguments of the go command that
@@ -99,6 +110,12 @@ func (s Stamp) command(program, dir string, p Platform) (env, args []string) {
 		module, s.Version, s.Commit)
 	if r.ldflags != "" {
 		ldflags += " " + r.ldflags
+	}
+	if r.kubernetes != "" {
+		numbers := strings.Split(r.kubernetes, ".")
+		for _, value := range []string{"gitVersion=" + r.kubernetes, "gitMajor=1", "gitMinor=" + numbers[1]} {
+			ldflags += " -X k8s.io/component-base/version." + value
+		}
 	}
 	// What could come from the environment of whoever builds is set, too.
 	env = []string{"GOOS=" + p.OS, "GOARCH=" + p.Arch, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0",
@@ -113,7 +130,11 @@ func (s Stamp) command(program, dir string, p Platform) (env, args []string) {
 	if r.tags != "" {
 		args = append(args, "-tags", r.tags)
 	}
-	return env, append(args, "-ldflags", ldflags, "-o", dir+"/", "./cmd/"+program)
+	args = append(args, "-ldflags", ldflags, "-o")
+	if r.folder != "" {
+		return env, append(args, filepath.Join(dir, program), ".")
+	}
+	return env, append(args, dir+"/", "./cmd/"+program)
 }
 
 // Build compiles programs of a checkout for a platform into a folder. A program
@@ -129,7 +150,7 @@ func Build(ctx context.Context, repository, dir string, s Stamp, p Platform, pro
 	}
 	for _, program := range programs {
 		env, args := s.command(program, dir, p)
-		if err := build.RunGo(ctx, repository, env, nil, args...); err != nil {
+		if err := build.RunGo(ctx, filepath.Join(repository, recipes[program].folder), env, nil, args...); err != nil {
 			return fmt.Errorf("build %s for %s: %w", program, p, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -35,8 +36,6 @@ type PushOptions struct {
 	// Tag is the version of the images when empty; where that is of a changed
 	// checkout, it has a part that follows the content.
 	Tag string
-	// Images are what to push.
-	Images []string
 }
 
 // Pushed is what Push has pushed.
@@ -63,6 +62,10 @@ func (e *SBOMError) Unwrap() error { return e.Err }
 // writes docker's configuration). With an SBOMError the images can be used.
 func Push(ctx context.Context, o PushOptions) (Pushed, error) {
 	p := Pushed{Tag: o.Tag}
+	built, err := readDigests(o.Dir)
+	if err != nil {
+		return p, err
+	}
 	var insecure []name.Option
 	registry := strings.TrimSuffix(o.Registry, "/")
 	if plain, found := strings.CutPrefix(registry, "http://"); found {
@@ -70,23 +73,21 @@ func Push(ctx context.Context, o PushOptions) (Pushed, error) {
 	}
 	p.Registry = strings.TrimPrefix(registry, "https://")
 	if p.Tag == "" {
-		var err error
-		if p.Tag, err = defaultTag(o.Dir); err != nil {
-			return p, err
-		}
+		p.Tag = defaultTag(built)
 	}
 	options := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
 	var documents []func() error
-	for _, image := range o.Images {
+	for _, b := range built {
+		image := path.Base(b.Name)
 		repository, err := name.NewRepository(p.Registry+"/"+image, insecure...)
 		if err != nil {
 			return p, fmt.Errorf("push image %s to %q: %w", image, o.Registry, err)
 		}
-		path, err := layout.FromPath(filepath.Join(o.Dir, image))
+		folder, err := layout.FromPath(filepath.Join(o.Dir, image))
 		if err != nil {
 			return p, fmt.Errorf("image %s is not built (make images does that): %w", image, err)
 		}
-		index, err := path.ImageIndex()
+		index, err := folder.ImageIndex()
 		if err != nil {
 			return p, fmt.Errorf("read image %s: %w", image, err)
 		}
@@ -152,20 +153,16 @@ const dirty = "-dirty"
 // defaultTag is the version of the images in a folder. That of a changed checkout does
 // not say which changes, and nodes that have the tag already would not pull it again;
 // it gets a part that follows the content.
-func defaultTag(dir string) (string, error) {
-	built, err := readDigests(dir)
-	if err != nil {
-		return "", err
-	}
+func defaultTag(built []Built) string {
 	tag := built[0].Tag
 	if !strings.HasSuffix(tag, dirty) {
-		return tag, nil
+		return tag
 	}
 	content := sha256.New()
 	for _, b := range built {
 		content.Write([]byte(b.Digest))
 	}
-	return tag + "-" + hex.EncodeToString(content.Sum(nil)[:6]), nil
+	return tag + "-" + hex.EncodeToString(content.Sum(nil)[:6])
 }
 
 func writeValues(dir, registry, tag string) error {

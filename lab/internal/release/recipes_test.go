@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -35,7 +36,7 @@ func TestProgramsAreCompiledTheSameWayEverywhere(t *testing.T) {
 		maps.Copy(want, compilations(t, append(env, append([]string{"go"}, args...)...)))
 	}
 
-	cmd := exec.Command("make", "-n", "build", "VERSION="+testStamp.Version, "COMMIT="+testStamp.Commit)
+	cmd := exec.Command("make", "-n", "build", "build-schedulers", "VERSION="+testStamp.Version, "COMMIT="+testStamp.Commit)
 	cmd.Dir = repository
 	// Where make itself runs this test, its own flags are not meant.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS") })
@@ -59,10 +60,27 @@ func TestProgramsAreCompiledTheSameWayEverywhere(t *testing.T) {
 	}
 }
 
+// TestSchedulersAreOfTheirMinor: the version that is written into a scheduler is that of the
+// Kubernetes that its module has.
+func TestSchedulersAreOfTheirMinor(t *testing.T) {
+	for _, name := range Schedulers {
+		r := recipes[name]
+		content, err := os.ReadFile(filepath.Join(repository, r.folder, "go.mod"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		minor := strings.TrimPrefix(name, "divvy-scheduler-")
+		has := regexp.MustCompile(`(?m)k8s\.io/kubernetes (=> k8s\.io/kubernetes )?` + regexp.QuoteMeta(r.kubernetes) + `( |$)`)
+		if !strings.HasPrefix(r.kubernetes, "v"+minor+".") || !has.Match(content) {
+			t.Errorf("%s is built as %s, which is not what %s/go.mod has", name, r.kubernetes, r.folder)
+		}
+	}
+}
+
 // TestImagesAreTheSameFromDocker compares what the Dockerfile and ImageSpec say of
 // the images.
 func TestImagesAreTheSameFromDocker(t *testing.T) {
-	for _, name := range Images {
+	for _, name := range slices.Concat(Images, Schedulers) {
 		spec := ImageSpec(name, "file", nil, testStamp)
 		s, found := stages(t)[name]
 		if !found {
@@ -228,10 +246,14 @@ func compilations(t *testing.T, words []string) map[string]compilation {
 	}
 	all := map[string]compilation{}
 	var programs []string
+	var out string
 	for rest := words[i+2:]; len(rest) > 0; rest = rest[1:] {
 		switch {
 		case rest[0] == "-o":
 			rest = rest[1:]
+			out = rest[0]
+		case rest[0] == ".": // of a module of its own
+			programs = append(programs, filepath.Base(out))
 		case strings.HasPrefix(rest[0], "./cmd/"):
 			programs = append(programs, filepath.Base(rest[0]))
 		default:

@@ -111,7 +111,8 @@ func Make(ctx context.Context, o Options) error {
 	return WriteSums(o.Dir)
 }
 
-// readDigests reads what BuildImages said of the images in a folder; all have one tag.
+// readDigests reads what BuildImages said of the images in a folder, Images or more; all have
+// one tag.
 func readDigests(dir string) ([]Built, error) {
 	path := filepath.Join(dir, digestsFile)
 	content, err := os.ReadFile(path)
@@ -124,7 +125,7 @@ func readDigests(dir string) ([]Built, error) {
 			all = append(all, Built{Name: m[1], Tag: m[2], Digest: m[3]})
 		}
 	}
-	if len(all) != len(Images) {
+	if len(all) < len(Images) {
 		return nil, fmt.Errorf("%s names %d images with all architectures, and there are %d: run make images again", path, len(all),
 			len(Images))
 	}
@@ -220,7 +221,7 @@ func writeKubectl(ctx context.Context, o Options) (err error) {
 		if err != nil {
 			return fmt.Errorf("build kubectl-divvy: %w", err)
 		}
-		terms, err := notices(ctx, o.Repository, filepath.Join(dir, program))
+		terms, err := notices(ctx, o.Repository, "", filepath.Join(dir, program))
 		if err != nil {
 			return err
 		}

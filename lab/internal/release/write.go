@@ -188,7 +188,7 @@ func buildPlatform(ctx context.Context, o ImageOptions, name, arch, work string)
 	}
 	spec := ImageSpec(name, file, base, o.Stamp)
 	spec.Architecture, spec.Compress = arch, true
-	terms, err := notices(ctx, o.Repository, file)
+	terms, err := notices(ctx, o.Repository, recipes[name].folder, file)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -3,6 +3,7 @@ package schedulerversions
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -218,9 +219,11 @@ func TestTheNewestTakesItsConfiguration(t *testing.T) {
 // told to read through its mounts.
 func TestKubernetesTakesTheManifests(t *testing.T) {
 	files, err := filepath.Glob(goldens + "/*.manifest.yaml")
-	if err != nil || len(files) < 2 {
-		t.Fatalf("%d manifests: %v", len(files), err)
+	replaced, errReplaced := filepath.Glob(goldens + "/../replaced/*.manifest.yaml")
+	if err := errors.Join(err, errReplaced); err != nil || len(files) < 2 || len(replaced) < 6 {
+		t.Fatalf("%d and %d manifests: %v", len(files), len(replaced), err)
 	}
+	files = append(files, replaced...)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			data, err := os.ReadFile(file)
@@ -241,9 +244,11 @@ func TestKubernetesTakesTheManifests(t *testing.T) {
 				t.Error(err)
 			}
 			var path string
-			for _, word := range pod.Spec.Containers[0].Command {
-				if p, ok := strings.CutPrefix(word, "--config="); ok {
-					path = p
+			for _, word := range slices.Concat(pod.Spec.Containers[0].Command, pod.Spec.Containers[0].Args) {
+				for _, flag := range []string{"--config=", "--scheduler-config="} {
+					if p, ok := strings.CutPrefix(word, flag); ok {
+						path = p
+					}
 				}
 			}
 			mounted := slices.ContainsFunc(pod.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {

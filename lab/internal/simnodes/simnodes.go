@@ -50,6 +50,9 @@ type Group struct {
 	// CPU in cores, Memory in GiB and Pods are what a node has for pods: 128, 1024
 	// and 250 by default.
 	CPU, Memory, Pods int64
+	// Claims offers the cards to ResourceClaims, with a GiB of memory for each unit, and not as the
+	// resource: the nodes publish no inventory, and Create makes slices and the DeviceClass.
+	Claims bool
 	// Parallel is how many requests are under way at once, 32 by default.
 	Parallel int
 }
@@ -86,12 +89,9 @@ func (g Group) NodeName(number int) string {
 // have ids that no other node of the group has.
 func (g Group) Node(number int) (*corev1.Node, error) {
 	g = g.withDefaults()
-	inventory := accel.Inventory{Resource: g.Resource, Unit: "1"}
+	inventory := accel.Inventory{Resource: g.Resource, Unit: "1", Several: true}
 	for card := range g.Cards {
-		inventory.Shares = append(inventory.Shares, accel.Share{Units: g.Units, Device: accel.Device{
-			Index: card, ID: g.DeviceID(number, card),
-			Model: "S60", MemoryBytes: int64(g.Units) << 30, NUMANode: card * 2 / g.Cards,
-		}})
+		inventory.Shares = append(inventory.Shares, accel.Share{Units: g.Units, Device: g.device(number, card)})
 	}
 	annotation, err := wire.EncodeInventory([]accel.Inventory{inventory})
 	if err != nil {
@@ -108,11 +108,14 @@ func (g Group) Node(number int) (*corev1.Node, error) {
 		corev1.ResourcePods:             *resource.NewQuantity(g.Pods, resource.DecimalSI),
 		corev1.ResourceName(g.Resource): *resource.NewQuantity(int64(g.Cards)*int64(g.Units), resource.DecimalSI),
 	}
+	annotations := map[string]string{wire.InventoryAnnotation: annotation}
+	if g.Claims {
+		annotations = nil
+		delete(amounts, corev1.ResourceName(g.Resource))
+	}
 	now := metav1.NewTime(time.Now())
 	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Labels: labels, Annotations: map[string]string{wire.InventoryAnnotation: annotation},
-		},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: annotations},
 		Status: corev1.NodeStatus{
 			Capacity: amounts, Allocatable: amounts,
 			Conditions: []corev1.NodeCondition{{
@@ -123,10 +126,20 @@ func (g Group) Node(number int) (*corev1.Node, error) {
 	}, nil
 }
 
+func (g Group) device(number, card int) accel.Device {
+	return accel.Device{Index: card, ID: g.DeviceID(number, card), Model: "S60", MemoryBytes: int64(g.Units) << 30,
+		NUMANode: card * 2 / g.Cards}
+}
+
 // Create makes all nodes of the group. One that exists is left as it is. Where the
 // API server marks new nodes as not ready, which it does by an admission plugin that
 // is on by default, Create takes the mark away.
 func (g Group) Create(ctx context.Context, client kubernetes.Interface) error {
+	if g.Claims {
+		if err := g.createSlices(ctx, client); err != nil {
+			return err
+		}
+	}
 	nodes := client.CoreV1().Nodes()
 	err := g.each(ctx, func(ctx context.Context, number int) error {
 		node, err := g.Node(number)

@@ -7,8 +7,11 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -96,5 +99,54 @@ func TestErrors(t *testing.T) {
 	cancel()
 	if err := (Group{Count: 3}).Delete(ctx, client); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end: %v", err)
+	}
+}
+
+// Nodes whose cards are for claims publish slices, and nothing for pods that request units.
+func TestClaims(t *testing.T) {
+	ctx := context.Background()
+	client := fake.NewClientset()
+	g := Group{Count: 2, Cards: 3, Units: 8, Claims: true}
+	for range 2 { // a second time changes nothing
+		if err := g.Create(ctx, client); err != nil {
+			t.Fatal(err)
+		}
+	}
+	node, err := client.CoreV1().Nodes().Get(ctx, g.NodeName(1), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, counted := node.Status.Allocatable["enflame.com/gcu-memory"]; counted || len(node.Annotations) != 0 {
+		t.Errorf("the node has %v and the annotations %v", node.Status.Allocatable, node.Annotations)
+	}
+	if pod := g.ClaimPod("team", "a", "small"); len(pod.Spec.Containers[0].Resources.Requests) != 2 || len(pod.Spec.ResourceClaims) != 1 {
+		t.Errorf("pod: %+v", pod.Spec)
+	}
+	slices, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	if err != nil || len(slices.Items) != 2 || len(slices.Items[1].Spec.Devices) != 3 {
+		t.Fatalf("slices %+v, %v", slices, err)
+	}
+	// claim holds an amount of a device, "" for all of it.
+	claim := func(device, amount string) resourceapi.ResourceClaim {
+		result := resourceapi.DeviceRequestAllocationResult{Pool: slices.Items[0].Spec.Pool.Name, Device: device}
+		if amount != "" {
+			result.ShareID = new(types.UID)
+			result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{wire.MemoryCapacity: resource.MustParse(amount)}
+		}
+		return resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}}}
+	}
+	first, second := slices.Items[0].Spec.Devices[0].Name, slices.Items[0].Spec.Devices[1].Name
+	held, err := g.Claimed([]resourceapi.ResourceClaim{{}, claim(first, "3Gi"), claim(first, "5Gi"), claim(second, "")})
+	if err != nil || len(held) != 2 || held[g.DeviceID(0, 0)] != 8<<30 || held[g.DeviceID(0, 1)] != 8<<30 {
+		t.Errorf("held: %v, %v", held, err)
+	}
+	for want, claims := range map[string][]resourceapi.ResourceClaim{
+		"claims hold 9663676416": {claim(first, "4Gi"), claim(first, "5Gi")},
+		"which does not exist":   {claim("another", "1Gi")},
+	} {
+		if _, err := g.Claimed(claims); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 }

@@ -145,11 +145,19 @@ func (d *Divvy) upgrade(ctx context.Context, args []string) error {
 
 // UpgradeArgs are the arguments of helm that Upgrade uses.
 func (d *Divvy) UpgradeArgs(values ...string) []string {
-	args := []string{"upgrade", product.Release, d.cli.chart(), "--namespace", product.Namespace, "--reset-then-reuse-values"}
+	args := d.upgradeArgs("--reset-then-reuse-values")
 	for _, value := range values {
 		args = append(args, "--set-string", value)
 	}
 	return args
+}
+
+// upgradeArgs are the arguments of helm that change the release. helm need not compare all
+// objects with the API's schema each time, which takes it seconds: a test does so that the
+// API server accepts the chart.
+func (d *Divvy) upgradeArgs(args ...string) []string {
+	return append([]string{"upgrade", product.Release, d.cli.chart(), "--namespace", product.Namespace,
+		"--disable-openapi-validation"}, args...)
 }
 
 // Reconfigure puts the release back to the values of SetUp, with files of
@@ -173,7 +181,5 @@ func (d *Divvy) resetValues(ctx context.Context, values string, args ...string) 
 	if err := errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("values of the release: %w", err)
 	}
-	all := append([]string{"upgrade", product.Release, d.cli.chart(), "--namespace", product.Namespace,
-		"--reset-values", "--values", file.Name()}, args...)
-	return d.upgrade(ctx, all)
+	return d.upgrade(ctx, append(d.upgradeArgs("--reset-values", "--values", file.Name()), args...))
 }

@@ -120,6 +120,24 @@ func (d *Divvy) extender(ctx context.Context) (*appsv1.Deployment, error) {
 	return deployments.Get(ctx, Scheduler, metav1.GetOptions{})
 }
 
+// URL returns where the extender reports: a dedicated scheduler's does so on the network of pods.
+func (d *Divvy) URL(ctx context.Context) (string, error) {
+	deployment, err := d.extender(ctx)
+	if err != nil || deployment.Name == Extender {
+		return ExtenderURL, err
+	}
+	pods, err := d.Pods(ctx, Scheduler)
+	if err != nil {
+		return "", err
+	}
+	for i := range pods {
+		if pod := &pods[i]; pod.Status.PodIP != "" && allReady(pod) {
+			return "http://" + pod.Status.PodIP + ":32766", nil
+		}
+	}
+	return "", fmt.Errorf("of %d pods of %s none is ready", len(pods), Scheduler)
+}
+
 // schedconfURL is where what wires kube-scheduler answers on the lab's node.
 const schedconfURL = "http://127.0.0.1:9402"
 

@@ -73,6 +73,7 @@ type Env struct {
 	Pool  Pool
 
 	unlock func() error
+	stop   context.CancelFunc // of what runs beside
 	before found
 }
 
@@ -97,10 +98,12 @@ func SetUp(ctx context.Context, o Options) (s *Env, err error) {
 	}
 	s = &Env{Pods: Pods{Namespace: o.Namespace}, unlock: unlock}
 	brought := false
+	hastening, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err == nil {
 			return
 		}
+		stop()
 		if brought && o.Undo {
 			err = errors.Join(err, cluster.Down(context.WithoutCancel(ctx), o.Out))
 		}
@@ -121,6 +124,8 @@ func SetUp(ctx context.Context, o Options) (s *Env, err error) {
 	if err := s.bringUp(ctx, o.Out); err != nil {
 		return nil, err
 	}
+	s.stop = stop
+	go cluster.HastenScheduler(hastening, s.Client)
 	if s.before.up {
 		if err := s.remember(ctx); err != nil {
 			return nil, err
@@ -145,6 +150,9 @@ func SetUp(ctx context.Context, o Options) (s *Env, err error) {
 
 // FoundDivvy reports whether SetUp met a lab that Divvy was installed in.
 func (s *Env) FoundDivvy() bool { return s.before.installed }
+
+// FoundLab reports whether SetUp met a lab.
+func (s *Env) FoundLab() bool { return s.before.up }
 
 func (s *Env) adopt(c *cluster.Cluster) (err error) {
 	s.Cluster, s.CLI.Cluster = c, c
@@ -348,7 +356,10 @@ func (s *Env) Remove(ctx context.Context) error {
 }
 
 // Close lets other commands of the lab go on.
-func (s *Env) Close() error { return s.unlock() }
+func (s *Env) Close() error {
+	s.stop()
+	return s.unlock()
+}
 
 // In returns the lab with another namespace for pods. Both are the same lab; do
 // not close them twice.
@@ -407,14 +418,6 @@ type Restart struct {
 
 // Restarts are all ways in which a part of the cluster is restarted.
 func (s *Env) Restarts() []Restart {
-	component := func(verb string, c cluster.Component, end func(*cluster.Cluster, context.Context, cluster.Component) error) Restart {
-		return Restart{Name: string(c) + " " + verb, Do: func(ctx context.Context) error {
-			if err := end(s.Cluster, ctx, c); err != nil {
-				return err
-			}
-			return errors.Join(s.Cluster.Start(ctx, c), s.Divvy.Wait(ctx, restartTimeout))
-		}}
-	}
 	part := func(verb, part string, end func(context.Context, string) error) Restart {
 		return Restart{Name: part + " " + verb, Do: func(ctx context.Context) error {
 			if err := end(ctx, part); err != nil {
@@ -424,16 +427,32 @@ func (s *Env) Restarts() []Restart {
 		}}
 	}
 	return []Restart{
-		component("restarted", cluster.Kubelet, (*cluster.Cluster).Stop),
-		component("killed", cluster.Kubelet, (*cluster.Cluster).Kill),
+		s.restart("restarted", cluster.Kubelet, (*cluster.Cluster).Stop),
+		s.restart("killed", cluster.Kubelet, (*cluster.Cluster).Kill),
 		part("deleted", NodeDaemon, s.Divvy.DeletePods),
 		part("killed", NodeDaemon, s.Divvy.Kill),
 		{Name: NodeDaemon + " rolled", Do: func(ctx context.Context) error { return s.Divvy.Roll(ctx, restartTimeout) }},
 		part("deleted", Extender, s.Divvy.DeletePods),
 		part("killed", Extender, s.Divvy.Kill),
 		part("deleted", Schedconf, s.Divvy.DeletePods),
-		component("killed", cluster.Scheduler, (*cluster.Cluster).Kill),
-		component("restarted", cluster.APIServer, (*cluster.Cluster).Stop),
-		component("killed", cluster.APIServer, (*cluster.Cluster).Kill),
+		s.restart("killed", cluster.Scheduler, (*cluster.Cluster).Kill),
+		s.restart("restarted", cluster.APIServer, (*cluster.Cluster).Stop),
+		s.restart("killed", cluster.APIServer, (*cluster.Cluster).Kill),
 	}
+}
+
+// ControllerManagerKilled restarts what creates the claims of templates, and takes devices back from
+// claims that no pod uses. Pods without claims do not depend on it.
+func (s *Env) ControllerManagerKilled() Restart {
+	return s.restart("killed", cluster.ControllerManager, (*cluster.Cluster).Kill)
+}
+
+// restart ends a component, starts it, and waits until Divvy is at work.
+func (s *Env) restart(verb string, c cluster.Component, end func(*cluster.Cluster, context.Context, cluster.Component) error) Restart {
+	return Restart{Name: string(c) + " " + verb, Do: func(ctx context.Context) error {
+		if err := end(s.Cluster, ctx, c); err != nil {
+			return err
+		}
+		return errors.Join(s.Cluster.Start(ctx, c), s.Divvy.Wait(ctx, restartTimeout))
+	}}
 }

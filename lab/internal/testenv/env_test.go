@@ -58,8 +58,8 @@ func TestUpgradeArgs(t *testing.T) {
 	d := &Divvy{cli: &CLI{Repository: "/repo"}}
 	got := d.UpgradeArgs("memoryUnit=0.1", "node.injection=cdi")
 	want := []string{
-		"upgrade", "divvy", "/repo/charts/divvy", "--namespace", "divvy-system", "--reset-then-reuse-values",
-		"--set-string", "memoryUnit=0.1", "--set-string", "node.injection=cdi",
+		"upgrade", "divvy", "/repo/charts/divvy", "--namespace", "divvy-system", "--disable-openapi-validation",
+		"--reset-then-reuse-values", "--set-string", "memoryUnit=0.1", "--set-string", "node.injection=cdi",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("arguments %q, want %q", got, want)

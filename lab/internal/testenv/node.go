@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -241,6 +243,28 @@ func (p *Pods) See(ctx context.Context, pod string) (Sight, error) {
 		return Sight{}, err
 	}
 	return sight(text), nil
+}
+
+// Look looks at the cards from outside a container, through its first process.
+func Look(pid int) (Sight, error) {
+	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return Sight{}, fmt.Errorf("environment of the container: %w", err)
+	}
+	if len(environment) == 0 {
+		return Sight{}, errors.New("environment of the container: its process has ended")
+	}
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/dev", pid))
+	if err != nil {
+		return Sight{}, fmt.Errorf("devices of the container: %w", err)
+	}
+	lines := strings.Split(string(environment), "\x00")
+	for _, entry := range entries {
+		if entry.Type()&fs.ModeCharDevice != 0 {
+			lines = append(lines, entry.Name())
+		}
+	}
+	return sight(strings.Join(lines, "\n")), nil
 }
 
 // sight reads the output of env and of ls /dev.

@@ -25,11 +25,15 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
-// Container returns a container that asks for units, 0 for none, and waits for
-// ever, or runs the command.
+// untilTerminated waits until it is told to end. Process 1 of a container ignores SIGTERM
+// without a trap: kubelet would kill it after 2 s, which is its shortest grace period.
+const untilTerminated = "trap 'exit 0' TERM; sleep infinity & wait"
+
+// Container returns a container that asks for units, 0 for none, and waits until it is
+// told to end, or runs the command.
 func Container(name string, units int64, command ...string) corev1.Container {
 	if len(command) == 0 {
-		command = []string{"sleep", "infinity"}
+		command = []string{"sh", "-c", untilTerminated}
 	}
 	c := corev1.Container{
 		Name: name, Image: cluster.ShellImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,

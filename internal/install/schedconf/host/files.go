@@ -19,6 +19,8 @@ import (
 type paths struct {
 	Manifest, Dir                           string
 	Backup, Staging, Journal, SavedManifest string
+	// Keys is the folder of the key.
+	Keys string
 }
 
 type nodeFiles struct {
@@ -34,7 +36,7 @@ func newNodeFiles(c Config) *nodeFiles {
 	n := &nodeFiles{fs: c.FS, version: c.Version, seen: c.Visible, paths: paths{
 		Manifest: c.Manifest, Dir: c.Dir,
 		Backup: in(BackupFile), Staging: in(StagingFile), Journal: in(JournalFile),
-		SavedManifest: in("." + filepath.Base(c.Manifest) + previous),
+		SavedManifest: in("." + filepath.Base(c.Manifest) + previous), Keys: in(schedconf.KeyDir),
 	}}
 	if n.fs == nil {
 		n.fs = Disk{}
@@ -127,7 +129,13 @@ func (n *nodeFiles) attributes(file schedconf.File) Attributes {
 // put writes a file so that its old or its new content is there, never a part.
 func (n *nodeFiles) put(path string, data []byte, a Attributes) error {
 	temporary := temporary(path)
-	err := n.fs.Write(temporary, data, a)
+	var err error
+	if dir := filepath.Dir(path); dir == n.paths.Keys {
+		err = n.fs.Mkdir(dir)
+	}
+	if err == nil {
+		err = n.fs.Write(temporary, data, a)
+	}
 	if err == nil {
 		err = n.fs.Rename(temporary, path)
 	}
@@ -223,6 +231,21 @@ func (n *nodeFiles) obstacle(j *journal, m manifest, change schedconf.Change, no
 	return backup, nil
 }
 
+// putKey gives a divvy-scheduler that runs already a new key, and returns the other files of a change. The
+// key does not wait for them: they may be held, or rolled back, for longer than the previous key is accepted.
+func (n *nodeFiles) putKey(j *journal, change schedconf.Change, m manifest, now schedconf.State) ([]schedconf.File, error) {
+	files, key := change.Files, filepath.Join(n.paths.Dir, schedconf.KeyFile)
+	i := slices.IndexFunc(files, func(f schedconf.File) bool { return f.Path == key })
+	alone := len(files) == 1 && bytes.Equal(change.Manifest, m.content)
+	if i < 0 || alone || now.Program == "" || !slices.Contains(j.Files, key) {
+		return files, nil
+	}
+	if err := n.put(key, files[i].Content, n.attributes(files[i])); err != nil {
+		return nil, fmt.Errorf("write the key: %w", err)
+	}
+	return slices.Delete(slices.Clone(files), i, i+1), nil
+}
+
 // presentBackup returns the digest of the backup that the original takes the place
 // of, "" when there is none.
 func (n *nodeFiles) presentBackup(j *journal, m manifest) (string, error) {
@@ -300,7 +323,8 @@ func (n *nodeFiles) moveIfThere(from, to string) error {
 	return n.move(from, to)
 }
 
-// settle notes that no change is under way, and removes what was kept for it.
+// settle notes that no change is under way, and removes what was kept for it, and the key that
+// nothing uses any more.
 func (n *nodeFiles) settle(j *journal) error {
 	was := *j
 	j.Pending = nil
@@ -311,7 +335,49 @@ func (n *nodeFiles) settle(j *journal) error {
 		*j = was
 		return err
 	}
-	return n.removeTemporary(j)
+	if err := n.removeTemporary(j); err != nil {
+		return err
+	}
+	return n.dropKey(j)
+}
+
+// dropKey removes the key where the manifest has no divvy-scheduler. Releases that know none reject a
+// journal that names it. It stays where the manifest cannot be read.
+func (n *nodeFiles) dropKey(j *journal) error {
+	key := filepath.Join(n.paths.Dir, schedconf.KeyFile)
+	if !slices.Contains(j.Files, key) {
+		return nil
+	}
+	m, err := n.tryManifest()
+	if err != nil {
+		return nil //nolint:nilerr // documented
+	}
+	if want, err := WantOf(m.content); err != nil || want.Replaced {
+		return nil //nolint:nilerr // documented
+	}
+	if _, err := n.fs.Stat(key); err == nil {
+		if err := errors.Join(n.fs.Remove(key), n.fs.Sync(n.paths.Keys)); err != nil {
+			return fmt.Errorf("remove the key that is no longer needed: %w", explain(err))
+		}
+	}
+	if err := n.removeKeys(); err != nil {
+		return err
+	}
+	was := j.Files
+	j.Files = slices.DeleteFunc(slices.Clone(j.Files), func(path string) bool { return path == key })
+	if err := n.saveJournal(j); err != nil {
+		j.Files = was
+		return err
+	}
+	return nil
+}
+
+// removeKeys removes the folder of the key, unless another file is in it.
+func (n *nodeFiles) removeKeys() error {
+	if err := n.fs.Remove(n.paths.Keys); err != nil && !errors.Is(err, syscall.ENOTEMPTY) {
+		return fmt.Errorf("remove files that are no longer needed: %w", explain(err))
+	}
+	return nil
 }
 
 // removeTemporary removes the files that are there during a change alone.
@@ -343,7 +409,7 @@ func (n *nodeFiles) temporaryFiles(j *journal) []string {
 // configFiles are all that this package may have written.
 func (n *nodeFiles) configFiles(j *journal) []string {
 	files := slices.Clone(j.Files)
-	for _, name := range append([]string{schedconf.ConfigFile}, schedconf.FormerFiles...) {
+	for _, name := range append([]string{schedconf.ConfigFile, schedconf.KeyFile}, schedconf.FormerFiles...) {
 		if path := filepath.Join(n.paths.Dir, name); !slices.Contains(files, path) {
 			files = append(files, path)
 		}
@@ -403,6 +469,11 @@ func (n *nodeFiles) removeAll(j *journal, backup bool) error {
 			removed = true
 			if err := n.fs.Remove(path); err != nil {
 				return fmt.Errorf("remove files that are no longer needed: %w", explain(err))
+			}
+		}
+		if removed && slices.Contains(j.Files, filepath.Join(n.paths.Dir, schedconf.KeyFile)) {
+			if err := n.removeKeys(); err != nil {
+				return err
 			}
 		}
 		if removed {

@@ -22,7 +22,9 @@ type FS interface {
 	// Write makes the file, or empties it, writes and syncs it.
 	Write(name string, data []byte, a Attributes) error
 	Rename(from, to string) error
-	// Remove returns nil where there is no such file.
+	// Mkdir makes a folder, and returns nil where there is one.
+	Mkdir(name string) error
+	// Remove removes a file or an empty folder. It returns nil where there is no such file.
 	Remove(name string) error
 	// Sync makes changed names in a folder durable.
 	Sync(dir string) error
@@ -100,6 +102,14 @@ func (d Disk) Write(name string, data []byte, a Attributes) (err error) {
 
 // Rename implements FS.
 func (Disk) Rename(from, to string) error { return os.Rename(from, to) }
+
+// Mkdir implements FS.
+func (Disk) Mkdir(name string) error {
+	if err := os.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
 
 // Remove implements FS.
 func (Disk) Remove(name string) error {

@@ -513,11 +513,11 @@ func TestHeld(t *testing.T) {
 	refused := resourceA
 	w.refuses = func(config string) bool { return strings.Contains(config, refused) }
 	rolledBack(w, w.install(resourceA))
-	awaits := w.awaits
+	awaits := w.awaits.Load()
 	w.now = w.now.Add(24 * time.Hour)
 	var held *HeldError
-	if err := w.install(resourceA); !errors.As(err, &held) || !held.Next.IsZero() || w.awaits != awaits {
-		t.Errorf("again after a crash: %v, %d questions", err, w.awaits-awaits)
+	if err := w.install(resourceA); !errors.As(err, &held) || !held.Next.IsZero() || w.awaits.Load() != awaits {
+		t.Errorf("again after a crash: %v, %d questions", err, w.awaits.Load()-awaits)
 	}
 	if !strings.Contains(held.Error(), "no such plugin") {
 		t.Errorf("the error does not say what the scheduler said: %v", held)

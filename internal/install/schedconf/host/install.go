@@ -35,10 +35,25 @@ type HeldError struct {
 	Failure Failure
 	// Next is when it is tried again; zero for not before something changes.
 	Next time.Time
+	// Replaces is true where divvy-scheduler was to run.
+	Replaces bool
+}
+
+// ReplaceFlags completes the advice to run `divvy-control schedconf install` where divvy-scheduler runs, or
+// is to: without them, the command restores kube-scheduler.
+const ReplaceFlags = "--replace-image, --replace-flag and --grant-key-file as in the DaemonSet divvy-schedconf"
+
+// byHand is the command that tries a change at once.
+func byHand(replaces bool) string {
+	if replaces {
+		return "`divvy-control schedconf install` with " + ReplaceFlags
+	}
+	return "`divvy-control schedconf install`"
 }
 
 func (e *HeldError) Error() string {
-	when := "it is retried when the scheduler's configuration or the chart's values change, or with `divvy-control schedconf install`"
+	when := "it is retried when the scheduler's configuration or the chart's values change, or with " +
+		byHand(e.Replaces)
 	if !e.Next.IsZero() {
 		when = "it is retried at " + e.Next.UTC().Format(time.RFC3339)
 	}
@@ -144,19 +159,30 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 	}
 	r.Notes = change.Notes
 	if bytes.Equal(change.Manifest, m.content) && len(change.Files) == 0 {
-		if err := h.await(ctx, m.content); err != nil || j.Failure == nil {
+		if err := h.await(ctx, m.content); err != nil {
 			return r, err
 		}
-		// What was rolled back is not asked for any more.
-		j.Failure = nil
-		return r, h.files.saveJournal(j)
+		if j.Failure != nil { // what was rolled back is not asked for any more
+			j.Failure = nil
+			if err := h.files.saveJournal(j); err != nil {
+				return r, err
+			}
+		}
+		return r, h.files.dropKey(j)
+	}
+	state, err := schedconf.Inspect(h.files.input(m.content))
+	if err != nil {
+		return r, err
+	}
+	if change.Files, err = h.files.putKey(j, change, m, state); err != nil {
+		return r, err
 	}
 	outcome := outcomeOf(change)
 	if f := j.Failure; f != nil && f.Outcome == outcome && !o.Again {
 		next, again := f.Retry()
 		// One of the future was noted by a clock that was wrong.
 		if now := h.now(); !again || now.Before(next) && !now.Before(f.At) {
-			return r, &HeldError{Failure: *f, Next: next}
+			return r, &HeldError{Failure: *f, Next: next, Replaces: e.Program != nil}
 		}
 	}
 	want, err := WantOf(change.Manifest)
@@ -166,16 +192,12 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 	if err := h.config.Scheduler.Check(ctx, want); err != nil {
 		return r, fmt.Errorf("nothing was changed, because the health of kube-scheduler could not be checked: %w", err)
 	}
-	state, err := schedconf.Inspect(h.files.input(m.content))
-	if err != nil {
-		return r, err
-	}
 	if state.Wired {
 		if err := h.files.adopt(j); err != nil {
 			return r, err
 		}
 	}
-	if err := h.take(ctx, outcome); err != nil {
+	if err := h.take(ctx, outcome, e.Program != nil); err != nil {
 		return r, err
 	}
 	err = h.prepare(j, m, change, outcome, state)

@@ -90,8 +90,11 @@ func NewMirror(c MirrorConfig) *Mirror {
 }
 
 type seen struct {
-	// well is the id of the container that is well, "" when none is.
+	// well names the container that is well, "" when none is: the pod's UID and how often the
+	// container was restarted.
 	well string
+	// unreported says that kubelet has made the pod and not reported any container.
+	unreported bool
 	// problem is what is missing when none is.
 	problem string
 	// crashed and failing say that waiting does not help, or hardly.
@@ -213,14 +216,17 @@ func (m *Mirror) look(ctx context.Context, want Want) (seen, error) {
 	case err != nil:
 		return seen{}, fmt.Errorf("get pod %s/%s: %w", want.Namespace, name, err)
 	}
-	if got := pod.Annotations[schedconf.AnnotationHash]; got != want.Hash {
+	if got := schedconf.HashOf(pod.Annotations); got != want.Hash {
 		return seen{problem: "kubelet has not loaded the new manifest"}, nil
 	}
 	s := containerSeen(pod, want.Container)
-	if s.well == "" || want.Health == "" {
+	if want.Health == "" || s.well == "" && !s.unreported {
 		return s, nil
 	}
-	if err := m.askHealth(ctx, want.Health); err != nil {
+	switch err := m.askHealth(ctx, want.Health); {
+	case err == nil:
+		s.well = cmp.Or(s.well, containerName(pod, 0))
+	case s.well != "":
 		return seen{problem: "it runs but is not healthy: " + err.Error()}, nil
 	}
 	return s, nil
@@ -239,7 +245,9 @@ func containerSeen(pod *corev1.Pod, name string) seen {
 	}
 	i := slices.IndexFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == name })
 	if i < 0 {
-		return seen{problem: "kubelet has not started it"}
+		// Kubelet makes the pod once the one before has ended, and may report its containers 10 s
+		// later. Who answers its health port until then is the new one.
+		return seen{problem: "kubelet has not started it", unreported: pod.Status.Phase == corev1.PodPending}
 	}
 	c := pod.Status.ContainerStatuses[i]
 	ended := func(t *corev1.ContainerStateTerminated) seen {
@@ -247,7 +255,7 @@ func containerSeen(pod *corev1.Pod, name string) seen {
 	}
 	switch {
 	case c.State.Running != nil:
-		return seen{well: c.ContainerID}
+		return seen{well: containerName(pod, c.RestartCount)}
 	case c.State.Terminated != nil:
 		return ended(c.State.Terminated)
 	case c.State.Waiting == nil:
@@ -274,6 +282,11 @@ func containerSeen(pod *corev1.Pod, name string) seen {
 		problem: strings.TrimSuffix(c.State.Waiting.Reason+": "+c.State.Waiting.Message, ": "),
 		failing: slices.Contains(failures, c.State.Waiting.Reason),
 	}
+}
+
+// containerName names a container of the pod, from its start to its end.
+func containerName(pod *corev1.Pod, restarts int32) string {
+	return fmt.Sprintf("%s/%d", pod.UID, restarts)
 }
 
 func (m *Mirror) askHealth(ctx context.Context, url string) error {

@@ -30,13 +30,15 @@ type shown struct {
 	hash   string
 	status corev1.ContainerStatus
 	absent bool
-	err    error
-	health int // 0 for 200
-	slow   time.Duration
+	// unreported says that kubelet has reported no container yet.
+	unreported bool
+	err        error
+	health     int // 0 for 200
+	slow       time.Duration
 }
 
-func running(id string) corev1.ContainerStatus {
-	return corev1.ContainerStatus{Name: "kube-scheduler", ContainerID: id,
+func running(restarts int32) corev1.ContainerStatus {
+	return corev1.ContainerStatus{Name: "kube-scheduler", RestartCount: restarts,
 		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
 }
 
@@ -78,12 +80,17 @@ func mirrorOf(t *testing.T, looks ...shown) (*Mirror, Want, func() int) {
 		}
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name,
 			Annotations: map[string]string{schedconf.AnnotationHash: s.hash}}}
-		pod.Status.ContainerStatuses = []corev1.ContainerStatus{s.status}
+		if s.unreported {
+			pod.Status.Phase = corev1.PodPending
+		} else {
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{s.status}
+		}
 		return true, pod, nil
 	})
-	m := NewMirror(MirrorConfig{Client: client, Node: "node-a", Timeout: 300 * time.Millisecond, Settle: 50 * time.Millisecond,
+	// Many times what a look takes: on a busy machine it takes long.
+	m := NewMirror(MirrorConfig{Client: client, Node: "node-a", Timeout: 1200 * time.Millisecond, Settle: 200 * time.Millisecond,
 		LogDir: t.TempDir()})
-	m.poll, m.stuck = 5*time.Millisecond, 30*time.Millisecond
+	m.poll, m.stuck = 5*time.Millisecond, 120*time.Millisecond
 	want := Want{Hash: "new", Name: "kube-scheduler", Namespace: "kube-system", Container: "kube-scheduler", Health: server.URL + "/livez"}
 	return m, want, func() int {
 		mu.Lock()
@@ -94,7 +101,8 @@ func mirrorOf(t *testing.T, looks ...shown) (*Mirror, Want, func() int) {
 
 func TestAwait(t *testing.T) {
 	crash := &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "unknown field\n"}
-	old, good := shown{hash: "old", status: running("1")}, shown{hash: "new", status: running("2")}
+	old, good := shown{hash: "old", status: running(1)}, shown{hash: "new", status: running(2)}
+	unreported := shown{hash: "new", unreported: true}
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "kube-scheduler-node-a", errors.New("no rule"))
 	backOff := shown{hash: "new", status: waiting("CrashLoopBackOff", "back-off 40s restarting failed container",
 		&corev1.ContainerStateTerminated{Reason: "Completed"})}
@@ -108,17 +116,24 @@ func TestAwait(t *testing.T) {
 		"well after the old one": {looks: []shown{old, old, {absent: true},
 			{hash: "new", status: waiting("ContainerCreating", "", nil)}, good}},
 		"restarts once": {looks: []shown{good, {hash: "new", status: waiting("Terminated", "", nil)},
-			{hash: "new", status: running("3")}}},
-		"well after a while":                 {looks: []shown{{hash: "new", status: running("2"), health: 500}, good}},
-		"an API server that comes back late": {looks: append(slicesRepeat(away, 100), good)},
+			{hash: "new", status: running(3)}}},
+		"well after a while":                 {looks: []shown{{hash: "new", status: running(2), health: 500}, good}},
+		"an API server that comes back late": {looks: append(slicesRepeat(away, 300), good)},
 
 		// Each question is longer than the scheduler's time.
-		"an API server that hangs": {looks: []shown{old, {err: errors.New("timeout"), slow: 400 * time.Millisecond}, {absent: true}, good}},
+		"an API server that hangs": {looks: []shown{old, {err: errors.New("timeout"), slow: 1600 * time.Millisecond}, {absent: true},
+			good}},
 
-		"kubelet keeps the old one": {looks: []shown{old}, want: "after 300ms: kubelet has not loaded the new manifest"},
+		"well before kubelet says so":  {looks: []shown{old, {absent: true}, {hash: "new", unreported: true, health: 500}, unreported}},
+		"reported while it is watched": {looks: append(slicesRepeat(unreported, 10), shown{hash: "new", status: running(0)})},
+		"ends before kubelet says so": {looks: append(slicesRepeat(unreported, 1),
+			shown{hash: "new", status: waiting("CrashLoopBackOff", "", crash)}), want: "repeatedly", crashed: true},
+		"never reported": {looks: []shown{{hash: "new", unreported: true, health: 500}}, want: "after 1.2s: kubelet has not started it"},
+
+		"kubelet keeps the old one": {looks: []shown{old}, want: "after 1.2s: kubelet has not loaded the new manifest"},
 		"no pod":                    {looks: []shown{{absent: true}}, want: "kubelet shows no pod kube-system/kube-scheduler-node-a"},
-		"kubelet's back-off":        {looks: append(slicesRepeat(backOff, 100), good)},
-		"never well": {looks: []shown{{hash: "new", status: running("2"), health: 500}},
+		"kubelet's back-off":        {looks: append(slicesRepeat(backOff, 300), good)},
+		"never well": {looks: []shown{{hash: "new", status: running(2), health: 500}},
 			want: "500 Internal Server Error: [-]leaderElection failed"},
 		"ends again and again": {looks: []shown{good, {hash: "new", status: waiting("CrashLoopBackOff", "", crash)}},
 			want: "it exited with code 1 (Error), repeatedly; its last message: unknown field", crashed: true},
@@ -155,7 +170,7 @@ func slicesRepeat(s shown, n int) []shown {
 
 // TestAwaitOnce: a container that proved itself need not again, another one must.
 func TestAwaitOnce(t *testing.T) {
-	m, want, looks := mirrorOf(t, shown{hash: "new", status: running("2")})
+	m, want, looks := mirrorOf(t, shown{hash: "new", status: running(2)})
 	must(t, m.Await(t.Context(), want))
 	first := looks()
 	if first < 3 {

@@ -62,7 +62,8 @@ func (h *Host) Plan(e schedconf.Extender, uninstall bool) (diff string, notes []
 			return "", nil, err
 		}
 		text, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{
-			A: lines(Redact(string(old))), B: lines(Redact(string(file.Content))), FromFile: from, ToFile: file.Path, Context: 3,
+			A: lines(withoutKey(file.Path, old)), B: lines(withoutKey(file.Path, file.Content)),
+			FromFile: from, ToFile: file.Path, Context: 3,
 		})
 		if err != nil {
 			return "", nil, fmt.Errorf("compare %s: %w", file.Path, err)
@@ -70,6 +71,14 @@ func (h *Host) Plan(e schedconf.Extender, uninstall bool) (diff string, notes []
 		b.WriteString(text)
 	}
 	return b.String(), append(change.Notes, notes...), nil
+}
+
+// withoutKey is the content of a file without keys.
+func withoutKey(path string, content []byte) string {
+	if strings.HasSuffix(path, "/"+schedconf.KeyFile) {
+		return redacted(string(content))
+	}
+	return Redact(string(content))
 }
 
 // wouldRefuse returns what keeps Install from a change.

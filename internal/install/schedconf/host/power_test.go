@@ -88,6 +88,16 @@ var stories = map[string]story{
 			w.wantWired(resourceA)
 		},
 	},
+	"from divvy-scheduler to the extender": {
+		prepare: func(w *world) { must(w.t, w.replace()) },
+		run:     func(w *world) error { return w.install(resourceA) },
+		again:   resourceA,
+		installed: func(w *world, err error) {
+			must(w.t, err)
+			w.wantWired(resourceA)
+			w.wantNoKey()
+		},
+	},
 	"uninstall": {
 		prepare: func(w *world) { must(w.t, w.install(resourceA)) },
 		run:     func(w *world) error { return w.uninstall() },

@@ -18,8 +18,7 @@ import (
 
 // Want says which kube-scheduler is to run.
 type Want struct {
-	// Hash is the value of schedconf.AnnotationHash on its pod; "" for a pod
-	// without it.
+	// Hash is schedconf.HashOf its pod; "" for a pod that is not wired.
 	Hash string
 	// Name and Namespace of the static pod; kubelet adds the node's name.
 	Name, Namespace string
@@ -30,6 +29,8 @@ type Want struct {
 	// HostNetwork is true where the pod uses the node's network, and so reaches what
 	// listens on its loopback address.
 	HostNetwork bool
+	// Replaced is true where the pod runs divvy-scheduler.
+	Replaced bool
 }
 
 // An UnhealthyError says that kube-scheduler is not well with its manifest.
@@ -63,7 +64,8 @@ func WantOf(content []byte) (Want, error) {
 	if pod.Name == "" || len(pod.Spec.Containers) == 0 {
 		return Want{}, errors.New("the manifest is a pod without a name or containers")
 	}
-	w := Want{Hash: pod.Annotations[schedconf.AnnotationHash], Name: pod.Name, Namespace: pod.Namespace, HostNetwork: pod.Spec.HostNetwork}
+	w := Want{Hash: schedconf.HashOf(pod.Annotations), Name: pod.Name, Namespace: pod.Namespace, HostNetwork: pod.Spec.HostNetwork,
+		Replaced: pod.Annotations[schedconf.AnnotationReplaced] != ""}
 	if w.Namespace == "" {
 		w.Namespace = corev1.NamespaceDefault
 	}
@@ -74,14 +76,18 @@ func WantOf(content []byte) (Want, error) {
 		}
 	}
 	w.Container = container.Name
-	w.Health = healthURL(container)
+	probe := container.LivenessProbe
+	if w.Replaced && container.ReadinessProbe != nil {
+		probe = container.ReadinessProbe // divvy-scheduler is ready also while another leads
+	}
+	w.Health = healthURL(container, probe)
 	return w, nil
 }
 
-// healthURL is the URL of the liveness probe, which kubelet asks on the node's own
+// healthURL is the URL of a probe, which kubelet asks on the node's own
 // network as this package does. Where it names no address, kubelet takes the pod's;
 // that is the one that the program listens on, or all of the node's.
-func healthURL(c *corev1.Container) string {
+func healthURL(c *corev1.Container, probe *corev1.Probe) string {
 	address, port := "127.0.0.1", defaultPort
 	args := slices.Concat(c.Command, c.Args)
 	if a := net.ParseIP(flagOf(args, "bind-address")); a != nil && !a.IsUnspecified() {
@@ -94,10 +100,10 @@ func healthURL(c *corev1.Container) string {
 		return ""
 	}
 	u := url.URL{Scheme: "https", Host: net.JoinHostPort(address, strconv.Itoa(port)), Path: "/healthz"}
-	if c.LivenessProbe == nil || c.LivenessProbe.HTTPGet == nil {
+	if probe == nil || probe.HTTPGet == nil {
 		return u.String()
 	}
-	get := c.LivenessProbe.HTTPGet
+	get := probe.HTTPGet
 	port = get.Port.IntValue()
 	for _, p := range c.Ports {
 		if p.Name == get.Port.StrVal && p.Name != "" {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"k8s.io/klog/v2"
@@ -26,6 +27,8 @@ type NotNowError struct {
 	Node string
 	// Failure is what it was not well with, nil while it is at work.
 	Failure *Failure
+	// Replaces is true where divvy-scheduler was to run.
+	Replaces bool
 }
 
 func (e *NotNowError) Error() string {
@@ -34,14 +37,19 @@ func (e *NotNowError) Error() string {
 	}
 	return fmt.Sprintf("the same change was rolled back on node %s, so it is not tried here until it succeeds there, something changes, "+
 		"or an hour has passed "+
-		"(`divvy-control schedconf install` tries it immediately). Reason: %s", e.Node, e.Failure.Reason)
+		"(%s tries it immediately). Reason: %s", e.Node, byHand(e.Replaces), e.Failure.Reason)
 }
 
-func (h *Host) take(ctx context.Context, outcome string) error {
+func (h *Host) take(ctx context.Context, outcome string, replaces bool) error {
 	if h.config.Turn == nil {
 		return nil
 	}
-	return h.config.Turn.Take(ctx, outcome)
+	err := h.config.Turn.Take(ctx, outcome)
+	var notNow *NotNowError
+	if errors.As(err, &notNow) {
+		notNow.Replaces = replaces
+	}
+	return err
 }
 
 // done ends the turn. Where nobody can be told, the others see that it lasts too

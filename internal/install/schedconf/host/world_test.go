@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,8 +41,9 @@ type world struct {
 	refuses func(config string) bool
 	// away is the error of an API server that does not answer.
 	away error
-	// awaits counts the questions for the scheduler.
-	awaits int
+	// awaits counts the questions for the scheduler. What keeps two from asking at once is
+	// the lock of a file, which the race detector does not see.
+	awaits atomic.Int64
 }
 
 // kubeadm is what kubeadm 1.37 writes, but for the folder.
@@ -135,7 +137,7 @@ func (w *world) Check(context.Context, Want) error { return w.away }
 
 // Await implements Scheduler: kubelet has taken what is on the disk.
 func (w *world) Await(_ context.Context, want Want) error {
-	w.awaits++
+	w.awaits.Add(1)
 	if w.away != nil {
 		return w.away
 	}
@@ -143,7 +145,7 @@ func (w *world) Await(_ context.Context, want Want) error {
 	if err != nil {
 		return &UnhealthyError{Problem: err.Error()}
 	}
-	if got := pod.Annotations[schedconf.AnnotationHash]; got != want.Hash {
+	if got := schedconf.HashOf(pod.Annotations); got != want.Hash {
 		return &UnhealthyError{Problem: fmt.Sprintf("the pod has hash %q and %q is wanted", got, want.Hash)}
 	}
 	if w.refuses(config) {
@@ -163,8 +165,8 @@ func (w *world) running() (*corev1.Pod, string, error) {
 	if err := yaml.UnmarshalStrict(data, pod); err != nil {
 		return nil, "", fmt.Errorf("kubelet cannot read the manifest: %w", err)
 	}
-	for _, arg := range pod.Spec.Containers[0].Command {
-		path, ok := strings.CutPrefix(arg, "--config=")
+	for _, arg := range slices.Concat(pod.Spec.Containers[0].Command, pod.Spec.Containers[0].Args) {
+		path, ok := strings.CutPrefix(strings.Replace(arg, "--scheduler-config=", "--config=", 1), "--config=")
 		if !ok {
 			continue
 		}

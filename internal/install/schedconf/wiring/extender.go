@@ -63,11 +63,17 @@ type Source struct {
 	Weight int
 	// Timeout is how long kube-scheduler waits for an answer.
 	Timeout time.Duration
+	// Image is that of divvy-scheduler, which takes the place of kube-scheduler, and Args are its
+	// flags; "" where kube-scheduler stays. GrantKeyFile holds the key that signs planned
+	// allocations.
+	Image        string
+	Args         []string
+	GrantKeyFile string
 }
 
 func (s Source) folders() []string {
 	var dirs []string
-	for _, file := range []string{s.CAFile, s.CertFile, s.KeyFile} {
+	for _, file := range []string{s.CAFile, s.CertFile, s.KeyFile, s.GrantKeyFile} {
 		if file != "" {
 			dirs = append(dirs, filepath.Dir(file))
 		}
@@ -86,6 +92,11 @@ func (s Source) extender(ctx context.Context, client kubernetes.Interface) (sche
 	// Another order of resources must not restart a scheduler.
 	resources := slices.Compact(slices.Sorted(slices.Values(s.Resources)))
 	e := schedconf.Extender{URL: s.URL, ServerName: s.ServerName, Resources: resources, Timeout: s.Timeout, Weight: s.Weight}
+	if s.Image != "" {
+		key, err := readPublished(s.GrantKeyFile)
+		e.Program = &schedconf.Program{Image: s.Image, Args: s.Args, Key: key}
+		return e, err
+	}
 	if e.URL == "" {
 		if err := s.fromService(ctx, client, &e); err != nil {
 			return e, err

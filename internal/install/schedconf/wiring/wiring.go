@@ -33,15 +33,18 @@ func Install(ctx context.Context, n Node, s Source, out io.Writer) error {
 		return err
 	}
 	if !r.Changed {
-		fmt.Fprintf(out, "kube-scheduler on node %s already calls the extender at %s; nothing was changed.\n", n.Name, e.URL)
+		fmt.Fprintf(out, "On node %s, %s; nothing was changed.\n", n.Name, wiredMessage(e))
 		return nil
 	}
 	n.tell(ctx, events.SchedulerWired, wiredMessage(e))
-	fmt.Fprintf(out, "kube-scheduler on node %s now calls the extender at %s and is healthy.\n", n.Name, e.URL)
+	fmt.Fprintf(out, "On node %s, %s; it is healthy.\n", n.Name, wiredMessage(e))
 	return nil
 }
 
 func wiredMessage(e schedconf.Extender) string {
+	if e.Program != nil {
+		return "divvy-scheduler runs in place of kube-scheduler and manages " + strings.Join(e.Resources, ", ")
+	}
 	return fmt.Sprintf("kube-scheduler calls Divvy's extender at %s for %s", e.URL, strings.Join(e.Resources, ", "))
 }
 
@@ -124,6 +127,9 @@ func Status(ctx context.Context, n Node, s Source, out io.Writer) error {
 	if len(st.Profiles) > 0 {
 		line("profiles", "%s", strings.Join(st.Profiles, ", "))
 	}
+	if st.Program != "" {
+		line("replaced by", "%s", st.Program)
+	}
 	if st.Extender != nil {
 		line("extender", "%s", st.Extender.URL)
 		line("resources", "%s", strings.Join(st.Extender.Resources, ", "))
@@ -138,18 +144,25 @@ func Status(ctx context.Context, n Node, s Source, out io.Writer) error {
 		line("rolled back", "%s, attempt %d: %s", f.At.UTC().Format("2006-01-02T15:04:05Z"), f.Attempts, f.Reason)
 	}
 	var problems []string
-	if !st.Wired {
+	switch e, err := s.withProxy(h).desired(ctx, n.Client, h); {
+	case st.Program != "" && s.Image == "":
+		line("not compared", "--replace-image is not set")
+	case !st.Wired && s.Image == "":
 		problems = append(problems, "it does not call the extender")
-	} else if e, err := s.withProxy(h).desired(ctx, n.Client, h); err != nil {
+	case err != nil:
 		line("not compared", "%v", err)
-	} else {
+	default:
 		problems = append(problems, st.Differences(e)...)
 	}
 	if st.Failure != nil {
 		problems = append(problems, "a change was rolled back")
 	}
 	if st.Pending {
-		problems = append(problems, "a change was not completed; run install or uninstall to complete it")
+		install := "install"
+		if st.Program != "" || s.Image != "" {
+			install += " with " + host.ReplaceFlags + ","
+		}
+		problems = append(problems, "a change was not completed; run "+install+" or uninstall to complete it")
 	}
 	want, err := h.Want()
 	if err == nil {

@@ -81,6 +81,67 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// TestProgram: in the place of kube-scheduler nothing is asked of the API server, and the key has to
+// be there.
+func TestProgram(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	o := Source{Service: "divvy-system/divvy-extender", Weight: 200, Resources: []string{"enflame.com/gcu-memory"},
+		Image: "example.com/divvy-scheduler-" + schedconf.Minor + ":v1", Args: []string{"--policy=spread"}, GrantKeyFile: key}
+	client := fake.NewClientset()
+	var waiting *waitingError
+	if _, err := o.extender(t.Context(), client); !errors.As(err, &waiting) || !strings.Contains(err.Error(), key) {
+		t.Errorf("without a key: %v", err)
+	}
+	if err := os.WriteFile(key, []byte("a key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e, err := o.extender(t.Context(), client)
+	if err != nil || e.Program == nil || e.Program.Image != o.Image || string(e.Program.Key) != "a key" || len(e.Program.Args) != 1 ||
+		e.Weight != 200 || e.URL != "" {
+		t.Errorf("%+v: %v", e, err)
+	}
+	if actions := client.Actions(); len(actions) > 0 {
+		t.Errorf("it asks the API server: %v", actions)
+	}
+	if got := wiredMessage(e); got != "divvy-scheduler runs in place of kube-scheduler and manages enflame.com/gcu-memory" {
+		t.Errorf("the event says %q", got)
+	}
+}
+
+// TestStatusOfUnfinished: the advice in place of kube-scheduler has the flags that keep divvy-scheduler.
+func TestStatusOfUnfinished(t *testing.T) {
+	dir := t.TempDir()
+	n := Node{Name: "a", Dir: dir, Manifest: filepath.Join(dir, "manifests", "kube-scheduler.yaml"), Client: fake.NewClientset()}
+	key := filepath.Join(dir, "key")
+	for name, text := range map[string]string{
+		n.Manifest: "apiVersion: v1\nkind: Pod\nmetadata: {name: kube-scheduler, namespace: kube-system}\nspec:\n  containers:\n" +
+			"  - name: kube-scheduler\n    image: registry.k8s.io/kube-scheduler:v1.37.1\n    command: [kube-scheduler]\n",
+		filepath.Join(dir, host.JournalFile): `{"version": 1, "pending": {"before": "a", "after": "b", "outcome": "c"}}`,
+		key:                                  "a key",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status := func(s Source) string {
+		t.Helper()
+		var out strings.Builder
+		if err := Status(t.Context(), n, s, &out); !errors.Is(err, errNotWired) {
+			t.Errorf("%v", err)
+		}
+		return out.String()
+	}
+	s := Source{URL: "http://127.0.0.1:32766" + Route, Resources: []string{DefaultResource}}
+	if got := status(s); !strings.Contains(got, "run install or uninstall to complete it") {
+		t.Errorf("mode extender:\n%s", got)
+	}
+	s.Image, s.GrantKeyFile = "example.com/divvy-scheduler:v1", key
+	if got := status(s); !strings.Contains(got, "run install with --replace-image, --replace-flag and --grant-key-file as in the "+
+		"DaemonSet divvy-schedconf, or uninstall to complete it") {
+		t.Errorf("mode replace:\n%s", got)
+	}
+}
+
 // TestExtender: where kube-scheduler finds the extender, and by what they know each
 // other.
 func TestExtender(t *testing.T) {
@@ -299,7 +360,7 @@ func TestWatchRuns(t *testing.T) {
 	}
 	until := func(n int) {
 		t.Helper()
-		for deadline := time.Now().Add(20 * time.Second); asked() < n; {
+		for deadline := time.Now().Add(2 * time.Minute); asked() < n; {
 			if time.Now().After(deadline) {
 				t.Fatalf("it has looked %d times, want %d", asked(), n)
 			}
@@ -344,7 +405,7 @@ func TestOwnFilesAreNoReason(t *testing.T) {
 		}
 	}
 	seen := func(name string) {
-		for timeout := time.After(20 * time.Second); ; {
+		for timeout := time.After(2 * time.Minute); ; {
 			write(name)
 			select {
 			case <-changed:

@@ -129,9 +129,8 @@ func testMeasure(t *testing.T, h Harness) {
 
 // testMeasureHungCard: a call that hangs is waited for once, and delays no other device.
 func testMeasureHungCard(t *testing.T, h Harness) {
-	const limit = 500 * time.Millisecond
 	topology := h.topology(2)
-	n := openWith(t, h, topology, backend.Options{CallTimeout: limit})
+	n := openWith(t, h, topology, backend.Options{CallTimeout: callLimit})
 	m := n.meter()
 	if m == nil {
 		return // the ability is optional
@@ -141,14 +140,14 @@ func testMeasureHungCard(t *testing.T, h Harness) {
 	n.change(func(topology *vendorsim.Topology) {
 		topology.Cards[1].Calls.Slow = vendorsim.Delays{h.CardCall: time.Hour}
 	})
-	want := h.CardCall + "(1) did not answer within 500ms"
+	want := h.CardCall + "(1) did not answer within " + callLimit.String()
 	for i := range 3 {
 		start := time.Now()
 		_, err := m.Measure(t.Context(), second)
 		if err == nil || err.Error() != want {
 			t.Errorf("Measure of a device that hangs: %v, want %q", err, want)
 		}
-		if took := time.Since(start); i > 0 && took >= limit {
+		if took := time.Since(start); i > 0 && took >= callLimit {
 			t.Errorf("Measure waited %v for a call that hangs already", took)
 		}
 		Measured(t, m, first)

@@ -75,12 +75,12 @@ func TestMeasureHangs(t *testing.T) {
 	r := newRoot(t)
 	topology := vendorsim.Topology{Cards: vendorsim.GCUs(2, 1024)}
 	path := r.install(topology)
-	b := r.open(backend.Options{CallTimeout: 500 * time.Millisecond})
+	b := r.open(backend.Options{CallTimeout: time.Second})
 	devices := backendtest.Found(t, b).Devices
 	topology.Cards[0].Calls.Slow = vendorsim.Delays{"EfmlGetProcessInfo": time.Hour}
 	backendtest.Write(t, path, topology)
 	for range 2 {
-		const want = "EfmlGetProcessInfo(0) did not answer within 500ms"
+		const want = "EfmlGetProcessInfo(0) did not answer within 1s"
 		if _, err := b.Measure(t.Context(), devices[0].ID); err == nil || err.Error() != want {
 			t.Errorf("Measure: %v, want %q", err, want)
 		}

@@ -136,7 +136,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 		logr.FromContextOrDiscard(ctx).V(2).Info("The PCI address of a chip is unknown", "vendor", Vendor, "err", err)
 	default:
 		c.PCI = pci.address()
-		c.NUMANode = b.sysfs.NUMANode(c.PCI)
+		c.NUMANode, _ = b.sysfs.NUMANode(c.PCI)
 	}
 	c.Health, err = b.health(ctx, lib, c.handle)
 	return c, err

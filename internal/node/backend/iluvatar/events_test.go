@@ -13,7 +13,7 @@ import (
 // awaited waits for a change on a goroutine of its own.
 func awaited(t *testing.T, n *node) <-chan error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	woken := make(chan error, 1)
 	go func() { woken <- n.AwaitChange(ctx) }()
 	t.Cleanup(cancel)
@@ -25,7 +25,7 @@ func awaited(t *testing.T, n *node) <-chan error {
 // listens waits until the chips that were found last are listened to.
 func (n *node) listens(t *testing.T) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if n.heard.Load() == n.table.Last().Round {
 			return
 		}

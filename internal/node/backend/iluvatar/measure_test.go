@@ -109,13 +109,13 @@ func TestMeasureWithoutTheFunctions(t *testing.T) {
 }
 
 func TestMeasureHangs(t *testing.T) {
-	n := start(t, boards(2, 1), backend.Options{CallTimeout: 500 * time.Millisecond})
+	n := start(t, boards(2, 1), backend.Options{CallTimeout: time.Second})
 	devices := n.found().Devices
 	n.change(func(topology *vendorsim.Topology) {
 		topology.Cards[0].Calls.Slow = vendorsim.Delays{allProcesses: time.Hour}
 	})
 	for range 2 {
-		const want = allProcesses + "(0) did not answer within 500ms"
+		const want = allProcesses + "(0) did not answer within 1s"
 		if _, err := n.Measure(t.Context(), devices[0].ID); err == nil || err.Error() != want {
 			t.Errorf("Measure: %v, want %q", err, want)
 		}

@@ -195,8 +195,9 @@ func (b *Backend) locate(ctx context.Context, lib *library, g *gpu) error {
 	default:
 		g.PCI = address(pci)
 	}
-	if g.NUMANode = b.sysfs.NUMANode(g.PCI); g.NUMANode != accel.NoNUMA {
-		return nil
+	var known bool
+	if g.NUMANode, known = b.sysfs.NUMANode(g.PCI); known {
+		return nil // also that there is none: NVML has node 0 then
 	}
 	// In a container that does not see the kernel's files, the library knows.
 	nodes, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryAffinity", g.Index, func() ([]uint, nvml.Return) {

@@ -155,12 +155,12 @@ func TestDriverThatKeepsNoLimits(t *testing.T) {
 
 // A call that hangs is a fault of its GPU alone.
 func TestLimitHangs(t *testing.T) {
-	m := newMachine(t, backend.Options{CallTimeout: 500 * time.Millisecond}, vendorsim.GPUs(2, 40960)...)
+	m := newMachine(t, backend.Options{CallTimeout: time.Second}, vendorsim.GPUs(2, 40960)...)
 	id := m.found().Devices[0].ID
 	m.change(func(topology *vendorsim.Topology) {
 		topology.Cards[0].Calls.Slow = vendorsim.Delays{memlimit.SetFunction: time.Hour}
 	})
-	want := memlimit.SetFunction + "(0) did not answer within 500ms"
+	want := memlimit.SetFunction + "(0) did not answer within 1s"
 	if err := m.SetLimit(t.Context(), id, "/sys/fs/cgroup", 1<<20); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("SetLimit: %v, want %q", err, want)
 	}

@@ -183,14 +183,14 @@ func TestMeasureMIG(t *testing.T) {
 func TestMeasureHangs(t *testing.T) {
 	for _, call := range []string{computeList, utilization} {
 		t.Run(call, func(t *testing.T) {
-			m := newMachine(t, backend.Options{CallTimeout: 500 * time.Millisecond}, vendorsim.GPUs(2, 40960)...)
+			m := newMachine(t, backend.Options{CallTimeout: time.Second}, vendorsim.GPUs(2, 40960)...)
 			m.change(busy)
 			ids := m.found().Devices
 			m.change(func(topology *vendorsim.Topology) {
 				topology.Cards[0].Calls.Slow = vendorsim.Delays{call: time.Hour}
 			})
 			for range 2 {
-				want := call + "(0) did not answer within 500ms"
+				want := call + "(0) did not answer within 1s"
 				if _, err := m.Measure(t.Context(), ids[0].ID); err == nil || err.Error() != want {
 					t.Errorf("Measure: %v, want %q", err, want)
 				}

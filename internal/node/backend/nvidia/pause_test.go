@@ -119,7 +119,7 @@ func TestPauseTakesTheLibraryOutOfTheProcess(t *testing.T) {
 // A call that hangs keeps the library; it is released when the call returns.
 func TestPauseDuringACallThatHangs(t *testing.T) {
 	pause := backend.NewPause(accel.Health{})
-	m := newMachine(t, backend.Options{Pause: pause, CallTimeout: 500 * time.Millisecond}, vendorsim.GPUs(2, 1024)...)
+	m := newMachine(t, backend.Options{Pause: pause, CallTimeout: time.Second}, vendorsim.GPUs(2, 1024)...)
 	m.found()
 	m.change(func(topology *vendorsim.Topology) {
 		topology.Cards[0].Calls.Slow = vendorsim.Delays{"nvmlDeviceGetMemoryInfo": time.Hour}

@@ -426,7 +426,7 @@ func TestPauseStopsTheGenerator(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "must not be used now") {
 			t.Errorf("Specify = %v", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("the generator runs on during the pause")
 	}
 	if _, err := m.SpecCause(); err == nil || !strings.Contains(err.Error(), upgrading.Reason) {

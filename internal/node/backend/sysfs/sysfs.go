@@ -43,13 +43,18 @@ func (r Root) OfDevice(address, file string) string {
 }
 
 // NUMANode returns the NUMA node of the PCI device at address, accel.NoNUMA
-// when there is none or the kernel does not know.
-func (r Root) NUMANode(address string) int {
+// when the kernel says that there is none. known is false when its files do not
+// show the device.
+func (r Root) NUMANode(address string) (node int, known bool) {
 	node, err := strconv.Atoi(r.OfDevice(address, "numa_node"))
-	if err != nil || node < 0 {
-		return accel.NoNUMA
+	switch {
+	case err != nil:
+		return accel.NoNUMA, false
+	case node < 0:
+		return accel.NoNUMA, true
+	default:
+		return node, true
 	}
-	return node
 }
 
 // Machine returns the product name of the machine, "" when it has none.

@@ -58,11 +58,15 @@ func TestReads(t *testing.T) {
 		}
 	}
 	root := sysfs.Root(dir)
-	for address, want := range map[string]int{
-		"0000:3b:00.0": 1, "0000:3c:00.0": accel.NoNUMA, "0000:3d:00.0": accel.NoNUMA, "": accel.NoNUMA,
+	type numa struct {
+		node  int
+		known bool
+	}
+	for address, want := range map[string]numa{
+		"0000:3b:00.0": {1, true}, "0000:3c:00.0": {accel.NoNUMA, true}, "0000:3d:00.0": {accel.NoNUMA, false}, "": {accel.NoNUMA, false},
 	} {
-		if got := root.NUMANode(address); got != want {
-			t.Errorf("NUMANode(%q) = %d, want %d", address, got, want)
+		if node, known := root.NUMANode(address); node != want.node || known != want.known {
+			t.Errorf("NUMANode(%q) = %d, %t, want %+v", address, node, known, want)
 		}
 	}
 	if got := root.Machine(); got != "PowerEdge R740" {

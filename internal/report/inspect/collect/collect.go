@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -196,11 +197,11 @@ func (q *question) all(ctx context.Context) (inspect.Report, error) {
 		fmt.Fprintf(q.errOut, "Only %s is shown: %v.\n", GuideResource, readErr)
 		return report, nil
 	}
-	pool := q.poolIfAny(ctx)
-	if q.node != "" && c.view.Inventories[q.node] == nil && pool == nil {
+	pool, claims := q.poolIfAny(ctx), q.claims(ctx)
+	if q.node != "" && c.view.Inventories[q.node] == nil && pool == nil && claims == nil {
 		return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is unknown or offers no devices", q.node), c.report(""))
 	}
-	report := inspect.Report{Nodes: []inspect.Node{}, Pool: pool}
+	report := inspect.Report{Nodes: []inspect.Node{}, Pool: pool, Claims: claims}
 	for _, resource := range c.resources(q.node) {
 		some, err := inspect.Report{}, errElsewhere
 		if c.memory(q.node, resource) {
@@ -256,20 +257,38 @@ func fromExtender(ctx context.Context, o Options, clients kube.Clients, node str
 	return inspect.Report{}, unknownNode(report.Error, all)
 }
 
+// Get asks the extender for a path, through the API server. The body may be what the extender
+// says of an error.
+func Get(ctx context.Context, o Options, clients kube.Clients, path string, params map[string]string) (body []byte, err error) {
+	request := clients.Kubernetes.CoreV1().RESTClient().Get().
+		Namespace(o.Namespace).Resource("services").Name(net.JoinSchemeNamePort("", o.Service,
+		strconv.Itoa(o.Port))).SubResource("proxy").Suffix(path).
+		// The client prefers protobuf, in which the API server would word its
+		// own errors as well.
+		SetHeader("Accept", runtime.ContentTypeJSON)
+	for name, value := range params {
+		request.Param(name, value)
+	}
+	return request.DoRaw(ctx)
+}
+
+// Reworded is the error of Get with the words of the API server, which a raw answer leaves
+// unread.
+func Reworded(body []byte, err error) error {
+	var status metav1.Status
+	if json.Unmarshal(body, &status) == nil && status.Kind == "Status" && status.Message != "" {
+		return fmt.Errorf("%s: %w", status.Message, err)
+	}
+	return err
+}
+
 // ask sends one request. A report with an Error comes with an error as well.
 func ask(ctx context.Context, o Options, clients kube.Clients, node string) (inspect.Report, error) {
 	path := inspect.Route
 	if node != "" {
 		path += "/" + node
 	}
-	body, err := clients.Kubernetes.CoreV1().RESTClient().Get().
-		Namespace(o.Namespace).Resource("services").Name(net.JoinSchemeNamePort("", o.Service,
-		strconv.Itoa(o.Port))).SubResource("proxy").Suffix(path).
-		Param("details", "true").Param("resource", o.Resource).
-		// The client prefers protobuf, in which the API server would word its
-		// own errors as well.
-		SetHeader("Accept", runtime.ContentTypeJSON).
-		DoRaw(ctx)
+	body, err := Get(ctx, o, clients, path, map[string]string{"details": "true", "resource": o.Resource})
 	var report inspect.Report
 	decodeErr := json.Unmarshal(body, &report)
 	switch {
@@ -281,11 +300,7 @@ func ask(ctx context.Context, o Options, clients kube.Clients, node string) (ins
 		// Its own words say more than the status.
 		return report, errors.New(report.Error)
 	case err != nil:
-		// So do those of the API server, which a raw answer leaves unread.
-		var status metav1.Status
-		if json.Unmarshal(body, &status) == nil && status.Kind == "Status" && status.Message != "" {
-			err = fmt.Errorf("%s: %w", status.Message, err)
-		}
+		err = Reworded(body, err)
 	}
 	return report, err
 }
@@ -310,6 +325,17 @@ func (q *question) read(ctx context.Context) (contents, error) {
 		}
 	}
 	return c, nil
+}
+
+// Of makes the report of one node, by resource, from the node and its pods, which were read
+// before. It fails if what the node publishes cannot be read.
+func Of(node *v1.Node, pods []*v1.Pod) ([]inspect.Node, error) {
+	c := contents{ledger: ledger.New(ledger.Options{})}
+	var err error
+	if c.view, err = cluster.ViewOf(node, pods, c.ledger, trusting{}); err != nil {
+		return nil, err
+	}
+	return c.report("").Nodes, c.view.Broken[node.Name]
 }
 
 // resources returns what the node, or any node when it is "", offers.
@@ -373,12 +399,16 @@ func (c contents) holders(node string, resource accel.Resource) []inspect.Holder
 	return out
 }
 
-// trusting reads grants without a key.
+// trusting reads grants without a key. A pod whose grant cannot be read is on no device.
 type trusting struct{}
 
 // DecodeGrant implements cluster.Grants.
 func (trusting) DecodeGrant(_, value string) (accel.Grant, error) {
-	return wire.DecodeGrantUnverified(value)
+	grant, err := wire.DecodeGrantUnverified(value)
+	if err != nil {
+		return accel.Grant{}, nil //nolint:nilerr // State would log it each time
+	}
+	return grant, nil
 }
 
 // unknownNode adds to the text which nodes there are.

@@ -69,19 +69,10 @@ type Reports struct {
 // Run prints the reports. A node that fails is a line with the reason; the error says that no
 // node answered.
 func Run(ctx context.Context, o Options, client kubernetes.Interface, exec Exec, out io.Writer) error {
-	list, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	all, err := Gather(ctx, o, client, exec)
 	if err != nil {
-		return fmt.Errorf("list the pods of divvy-node: %w", err)
+		return err
 	}
-	pods := byNode(list.Items)
-	nodes := slices.Compact(slices.Sorted(slices.Values(o.Nodes)))
-	if len(nodes) == 0 {
-		nodes = slices.Sorted(maps.Keys(pods))
-	}
-	if len(nodes) == 0 {
-		return fmt.Errorf("there is no pod of divvy-node in namespace %q; set --namespace to that of Divvy", o.Namespace)
-	}
-	all := gather(ctx, nodes, pods, exec)
 	if err := write(out, all, o.JSON); err != nil {
 		return err
 	}
@@ -89,6 +80,23 @@ func Run(ctx context.Context, o Options, client kubernetes.Interface, exec Exec,
 		return errors.New("no node reported what is in use")
 	}
 	return nil
+}
+
+// Gather asks the nodes. The error says that there is none to ask.
+func Gather(ctx context.Context, o Options, client kubernetes.Interface, exec Exec) (Reports, error) {
+	list, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return Reports{}, fmt.Errorf("list the pods of divvy-node: %w", err)
+	}
+	pods := byNode(list.Items)
+	nodes := slices.Compact(slices.Sorted(slices.Values(o.Nodes)))
+	if len(nodes) == 0 {
+		nodes = slices.Sorted(maps.Keys(pods))
+	}
+	if len(nodes) == 0 {
+		return Reports{}, fmt.Errorf("there is no pod of divvy-node in namespace %q; set --namespace to that of Divvy", o.Namespace)
+	}
+	return gather(ctx, nodes, pods, exec), nil
 }
 
 // byNode returns the pod to ask on each node: while a new one takes over from another, the one

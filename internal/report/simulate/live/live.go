@@ -76,6 +76,7 @@ func slimPod(p *v1.Pod) v1.Pod {
 		Spec: v1.PodSpec{
 			NodeName: p.Spec.NodeName, Overhead: p.Spec.Overhead, Resources: p.Spec.Resources,
 			InitContainers: slimContainers(p.Spec.InitContainers), Containers: slimContainers(p.Spec.Containers),
+			ResourceClaims: p.Spec.ResourceClaims,
 		},
 		Status: v1.PodStatus{Phase: p.Status.Phase},
 	}
@@ -111,6 +112,16 @@ type list struct {
 
 // Write writes a dump.
 func (l *Cluster) Write(out io.Writer) error {
+	all, err := l.list()
+	if err != nil {
+		return err
+	}
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", " ")
+	return enc.Encode(all)
+}
+
+func (l *Cluster) list() (list, error) {
 	all := list{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}, Items: []json.RawMessage{}}
 	add := func(obj any) error {
 		item, err := json.Marshal(obj)
@@ -119,17 +130,15 @@ func (l *Cluster) Write(out io.Writer) error {
 	}
 	for i := range l.nodes {
 		if err := add(&l.nodes[i]); err != nil {
-			return err
+			return all, err
 		}
 	}
 	for i := range l.pods {
 		if err := add(&l.pods[i]); err != nil {
-			return err
+			return all, err
 		}
 	}
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", " ")
-	return enc.Encode(all)
+	return all, nil
 }
 
 // Open opens a dump: a file, or in if its path is "-". name is what errors call it.
@@ -163,6 +172,8 @@ func ReadDump(in io.Reader, name string) (*Cluster, error) {
 	return l, nil
 }
 
+const mustBeList = "it must be a List of nodes and pods, as --dump and \"kubectl get nodes,pods -A -o json\" write it"
+
 // ReadList reads a list of objects as kubectl get -o json writes it, and returns how many
 // there are. Objects for whose kind empty returns nil are left out: a list may have more
 // than is needed. The name is for errors.
@@ -177,11 +188,10 @@ func ReadList(in io.Reader, name string, empty func(kind string) runtime.Object,
 		if errors.As(err, &syntax) {
 			return 0, fmt.Errorf("%s:%d: %w", name, 1+bytes.Count(data[:syntax.Offset], []byte{'\n'}), err)
 		}
-		return 0, fmt.Errorf("%s: %w", name, err)
+		return 0, fmt.Errorf("%s: %s: %w", name, mustBeList, err)
 	}
 	if all.Kind != "List" {
-		return 0, fmt.Errorf("%s: kind is %q; it must be a List of nodes and pods, as --dump and \"kubectl get nodes,pods -A -o json\" "+
-			"write it", name, all.Kind)
+		return 0, fmt.Errorf("%s: kind is %q; %s", name, all.Kind, mustBeList)
 	}
 	for i, item := range all.Items {
 		var what metav1.TypeMeta
@@ -201,9 +211,16 @@ func ReadList(in io.Reader, name string, empty func(kind string) runtime.Object,
 	return len(all.Items), nil
 }
 
-// Simulation makes of what the cluster has an empty cluster, and of its pods
-// the workload. What cannot be simulated is said to errOut and left out.
-func (l *Cluster) Simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *simulate.Workload, error) {
+// Nodes makes of the nodes of the cluster an empty one of the devices of a resource, the
+// wanted one, or the only one if that is "". What cannot be used is said to errOut and left
+// out.
+func (l *Cluster) Nodes(wanted string, errOut io.Writer) (*simulate.Cluster, accel.Resource, error) {
+	c, _, resource, err := l.devices(wanted, errOut)
+	return c, resource, err
+}
+
+// devices is Nodes, and returns the positions of the nodes by name.
+func (l *Cluster) devices(wanted string, errOut io.Writer) (*simulate.Cluster, map[string]int, accel.Resource, error) {
 	inventories := map[string][]accel.Inventory{}
 	offered := map[accel.Resource]bool{}
 	for i := range l.nodes {
@@ -224,7 +241,7 @@ func (l *Cluster) Simulation(wanted string, errOut io.Writer) (*simulate.Cluster
 	}
 	resource, err := choose(wanted, slices.Sorted(maps.Keys(offered)))
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, "", err
 	}
 	c := &simulate.Cluster{}
 	at := map[string]int{}
@@ -240,10 +257,24 @@ func (l *Cluster) Simulation(wanted string, errOut io.Writer) (*simulate.Cluster
 			})
 		}
 	}
+	return c, at, resource, nil
+}
+
+// Simulation makes of what the cluster has an empty cluster, and of its pods
+// the workload. What cannot be simulated is said to errOut and left out.
+func (l *Cluster) Simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *simulate.Workload, error) {
+	c, at, resource, err := l.devices(wanted, errOut)
+	if err != nil {
+		return nil, nil, err
+	}
 	w := &simulate.Workload{Name: string(resource)}
 	selections := map[string]*accel.Selection{}
+	claiming := 0
 	for i := range l.pods {
 		p := &l.pods[i]
+		if len(p.Spec.ResourceClaims) > 0 {
+			claiming++
+		}
 		cpu, memory := kube.PeakOf(p)
 		requests, err := kube.RequestsOf(p, []accel.Resource{resource})
 		switch {
@@ -263,6 +294,10 @@ func (l *Cluster) Simulation(wanted string, errOut io.Writer) (*simulate.Cluster
 		ask.Only = intern(selections, ask.Only)
 		name := p.Namespace + "/" + p.Name
 		w.Pods = append(w.Pods, simulate.Pod{Name: name, Source: "pod " + name, Ask: ask})
+	}
+	if claiming > 0 {
+		fmt.Fprintf(errOut, "ResourceClaims are not simulated, and %d of the pods have some. Devices that claims have, or that nodes "+
+			"offer to claims alone, are left out.\n", claiming)
 	}
 	if len(w.Pods) == 0 {
 		return nil, nil, fmt.Errorf("no pod requests %s: there is no workload to replay", resource)
