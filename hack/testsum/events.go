@@ -19,6 +19,7 @@ type event struct {
 	ImportPath string // of build-output and build-fail, in place of Package
 	Elapsed    float64
 	Output     string
+	Key, Value string // of attr
 }
 
 // counts is what became of the tests of one suite. Tests that have subtests are
@@ -38,6 +39,8 @@ type counts struct {
 	// Failed and Skipped name tests and say why.
 	Failed  []outcome `json:"failed"`
 	Skipped []outcome `json:"skipped"`
+	// Flaky are those of Passed that failed at first and passed when they ran again by themselves.
+	Flaky []outcome `json:"flaky,omitempty"`
 	// Race is true when the race detector was on, and Races is how often it
 	// reported.
 	Race  bool `json:"race"`
@@ -61,6 +64,15 @@ func (c counts) ran() int { return c.Passed + len(c.Failed) }
 type outcome struct {
 	Name string `json:"name"`
 	Text string `json:"text"`
+	// Test is what to run for a second try; empty where the test did not finish, or a package failed
+	// as a whole.
+	Test testName `json:"test,omitzero"`
+}
+
+// testName is a test, not one of its subtests, and the path of its package.
+type testName struct {
+	Package string `json:"package"`
+	Name    string `json:"name"`
 }
 
 // recorder turns events into counts and prints what a person wants to see
@@ -85,6 +97,7 @@ type test struct {
 	action string // pass, fail, skip, or "" while it runs
 	parent bool   // it has subtests
 	output strings.Builder
+	once   bool // it is not tried again
 	// seconds is how long it took.
 	seconds float64
 }
@@ -175,6 +188,8 @@ func (r *recorder) handleTest(e event) {
 	switch e.Action {
 	case "output":
 		t.output.WriteString(e.Output)
+	case "attr":
+		t.once = t.once || e.Key == attrSecondTry && e.Value == "no"
 	case "pass", "fail", "skip":
 		t.action, t.seconds = e.Action, e.Elapsed
 		if e.Action == "pass" {
@@ -235,15 +250,15 @@ func (r *recorder) printFailures(pkg, log string) {
 	fmt.Fprint(r.out, indent(lastLines(log, packageLines)))
 }
 
-// reasons returns the first lines that a test itself said, cut off where they are long.
+// reasons returns the last lines that a test itself said, cut off where they are long.
 func reasons(text string) []string {
 	var said []string
 	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); reported.MatchString(line) && len(said) < reasonLines {
+		if line = strings.TrimSpace(line); reported.MatchString(line) {
 			said = append(said, strings.ToValidUTF8(line[:min(len(line), reasonLength)], ""))
 		}
 	}
-	return said
+	return said[max(0, len(said)-reasonLines):]
 }
 
 // lastLines returns the last n lines of a text, after one that says how many
@@ -273,12 +288,12 @@ func (r *recorder) split(apart bool) (tests, seeds counts) {
 		switch {
 		case t.action == "" && !(t.parent && r.failedBelow(k)):
 			blamed[k.pkg] = true
-			c.Failed = append(c.Failed, outcome{name, "did not finish"})
+			c.Failed = append(c.Failed, outcome{Name: name, Text: "did not finish"})
 		case t.action == "fail" && !(t.parent && r.failedBelow(k)):
 			blamed[k.pkg] = true
-			c.Failed = append(c.Failed, outcome{name, strings.TrimSpace(t.output.String())})
+			c.Failed = append(c.Failed, failure(name, k, t))
 		case t.action == "skip":
-			c.Skipped = append(c.Skipped, outcome{name, skipReason(t.output.String())})
+			c.Skipped = append(c.Skipped, outcome{Name: name, Text: skipReason(t.output.String())})
 		case t.action == "pass" && !t.parent:
 			c.Passed++
 		}
@@ -286,11 +301,27 @@ func (r *recorder) split(apart bool) (tests, seeds counts) {
 	for _, pkg := range slices.Sorted(maps.Keys(r.broken)) {
 		if !blamed[pkg] {
 			text := strings.TrimSpace(r.packages[pkg].String())
-			tests.Failed = append(tests.Failed, outcome{r.short(pkg), text})
+			tests.Failed = append(tests.Failed, outcome{Name: r.short(pkg), Text: text})
 		}
 	}
 	tests.Races, tests.Longest = r.races, r.longest
 	return tests, seeds
+}
+
+// attrSecondTry is the attribute by which a test says that it means nothing by itself, with the
+// value "no".
+const attrSecondTry = "second-try"
+
+// failure describes a test that failed. After a panic, other tests of the package did not run, so
+// there is nothing to try again.
+func failure(name string, k key, t *test) outcome {
+	text := t.output.String()
+	o := outcome{Name: name, Text: strings.TrimSpace(text)}
+	if !t.once && !slices.ContainsFunc(strings.Split(text, "\n"), crashed.MatchString) {
+		o.Test.Package = k.pkg
+		o.Test.Name, _, _ = strings.Cut(k.name, "/")
+	}
+	return o
 }
 
 // failedBelow reports whether a subtest of k failed or did not finish, which

@@ -7,6 +7,11 @@
 // tests are counted as a suite of their own. The exit status is that of the
 // command.
 //
+//	testsum again -out DIR -suite NAME [-seeds NAME] COMMAND ARG...
+//
+// runs up to three tests that failed in that suite a second time, each by itself. One that
+// passes counts as flaky.
+//
 //	testsum report -out DIR NAME...
 //
 // prints a table of the named suites. It fails when a test failed, when a suite
@@ -23,6 +28,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 )
 
@@ -37,19 +43,22 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) == 0 {
-		return errors.New("say run or report")
+		return errors.New("say run, again or report")
 	}
 	flags := flag.NewFlagSet("testsum "+args[0], flag.ContinueOnError)
 	dir := flags.String("out", "", "folder for the counts")
 	switch args[0] {
-	case "run":
+	case "run", "again":
 		suite := flags.String("suite", "", "name of the suite")
 		seeds := flags.String("seeds", "", "name under which fuzz targets are counted")
 		if err := flags.Parse(args[1:]); err != nil {
 			return err
 		}
 		if *dir == "" || *suite == "" || flags.NArg() == 0 {
-			return errors.New("run needs -out, -suite and a command")
+			return fmt.Errorf("%s needs -out, -suite and a command", args[0])
+		}
+		if args[0] == "again" {
+			return runAgain(ctx, *dir, slices.DeleteFunc([]string{*suite, *seeds}, func(s string) bool { return s == "" }), flags.Args(), out)
 		}
 		return runSuite(ctx, *dir, *suite, *seeds, flags.Args(), out)
 	case "report":
@@ -61,7 +70,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return report(*dir, flags.Args(), out)
 	default:
-		return fmt.Errorf("%q is not known; say run or report", args[0])
+		return fmt.Errorf("%q is not known; say run, again or report", args[0])
 	}
 }
 

@@ -45,16 +45,16 @@ func TestCounts(t *testing.T) {
 		},
 		"a failed subtest is one failure": {
 			in:   stream("run|TestA", "run|TestA/x", "output|TestA/x|boom", "fail|TestA/x", "fail|TestA", "fail|"),
-			want: counts{Failed: []outcome{{"p.TestA/x", "boom"}}},
+			want: counts{Failed: []outcome{{"p.TestA/x", "boom", testName{"example.com/m/p", "TestA"}}}},
 		},
 		"a parent that fails by itself is a failure": {
 			in:   stream("run|TestA", "run|TestA/x", "pass|TestA/x", "output|TestA|leaked", "fail|TestA", "fail|"),
-			want: counts{Passed: 1, Failed: []outcome{{"p.TestA", "leaked"}}},
+			want: counts{Passed: 1, Failed: []outcome{{"p.TestA", "leaked", testName{"example.com/m/p", "TestA"}}}},
 		},
 		"skips keep their reason": {
 			in: stream("run|TestA", "output|TestA|=== RUN   TestA", "output|TestA|    a_test.go:7: needs a card: none here",
 				"output|TestA|--- SKIP: TestA (0.00s)", "skip|TestA", "pass|"),
-			want: counts{Skipped: []outcome{{"p.TestA", "needs a card: none here"}}},
+			want: counts{Skipped: []outcome{{Name: "p.TestA", Text: "needs a card: none here"}}},
 		},
 		"fuzz seeds are counted apart": {
 			in: stream("run|TestA", "pass|TestA", "run|FuzzA", "run|FuzzA/seed#0", "run|FuzzA/seed#1", "pass|FuzzA/seed#0",
@@ -65,15 +65,19 @@ func TestCounts(t *testing.T) {
 		"a package that does not build is a failure": {
 			in: `{"ImportPath":"example.com/m/p","Action":"build-output","Output":"x.go:1: bad\n"}` + "\n" +
 				stream("output||FAIL [build failed]", "fail|"),
-			want: counts{Failed: []outcome{{"p", "FAIL [build failed]"}}},
+			want: counts{Failed: []outcome{{Name: "p", Text: "FAIL [build failed]"}}},
 		},
 		"a test that never ended is a failure": {
 			in:   stream("run|TestA", "output|TestA|panic: test timed out", "fail|"),
-			want: counts{Failed: []outcome{{"p.TestA", "did not finish"}}},
+			want: counts{Failed: []outcome{{Name: "p.TestA", Text: "did not finish"}}},
+		},
+		"after a panic there is no second try": {
+			in:   stream("run|TestA", "output|TestA|panic: boom [recovered]", "fail|TestA", "fail|"),
+			want: counts{Failed: []outcome{{Name: "p.TestA", Text: "panic: boom [recovered]"}}},
 		},
 		"races are counted": {
 			in:   stream("run|TestA", "output|TestA|WARNING: DATA RACE", "fail|TestA", "fail|"),
-			want: counts{Failed: []outcome{{"p.TestA", "WARNING: DATA RACE"}}, Races: 1},
+			want: counts{Failed: []outcome{{"p.TestA", "WARNING: DATA RACE", testName{"example.com/m/p", "TestA"}}}, Races: 1},
 		},
 	}
 	for name, tt := range tests {
@@ -183,7 +187,7 @@ func TestRunAndReport(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	out, err := testsum("report", "-out", dir, "unit", "seeds")
-	if err != nil || !strings.HasSuffix(out, "\n2 passed, 0 failed, 0 skipped\n") {
+	if err != nil || !strings.HasSuffix(out, "\n2 passed, 0 of them at the second try, 0 failed, 0 skipped\n") {
 		t.Errorf("report of two good suites: %v\n%s", err, out)
 	}
 
@@ -246,7 +250,7 @@ func TestShorten(t *testing.T) {
 		"what the test said, not what a program logged": {
 			in: "=== RUN   TestA\nI1120 starting\n    a_test.go:12: want 1, got 2\n    a_test.go:13: and more\nI1120 stopping\n--- " +
 				"FAIL: TestA (0.1s)\n",
-			want: "a_test.go:12: want 1, got 2",
+			want: "a_test.go:13: and more",
 		},
 		"a panic": {in: "panic: no\n\ngoroutine 1\nFAIL\texample.com/m 0.1s\n", want: "panic: no"},
 		"what the program said last, not how it ended": {

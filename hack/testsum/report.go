@@ -18,7 +18,7 @@ import (
 func report(dir string, suites []string, out io.Writer) error {
 	var (
 		problems, slow          []string
-		skipped                 []outcome
+		skipped, flaky          []outcome
 		tests                   []elapsed
 		passed, failed          int
 		underRace, races, width = 0, 0, len("suite")
@@ -43,6 +43,7 @@ func report(dir string, suites []string, out io.Writer) error {
 		passed += c.Passed
 		failed += len(c.Failed)
 		skipped = append(skipped, c.Skipped...)
+		flaky = append(flaky, c.Flaky...)
 		for _, one := range c.Tests {
 			tests = append(tests, elapsed{name + ": " + one.Name, one.Seconds})
 		}
@@ -72,13 +73,16 @@ func report(dir string, suites []string, out io.Writer) error {
 	for _, s := range skipped {
 		line("skipped: %s: %s", s.Name, s.Text)
 	}
+	for _, f := range flaky {
+		line("flaky: %s passed at the second try: %s", f.Name, shorten(f.Text))
+	}
 	for _, s := range slow {
 		line("slow: %s", s)
 	}
 	for _, p := range problems {
 		line("problem: %s", p)
 	}
-	line("%d passed, %d failed, %d skipped", passed, failed, len(skipped))
+	line("%d passed, %d of them at the second try, %d failed, %d skipped", passed, len(flaky), failed, len(skipped))
 	if len(problems) > 0 {
 		return fmt.Errorf("%d problems", len(problems))
 	}
@@ -132,14 +136,15 @@ var crashed = regexp.MustCompile(`^(panic|fatal error): `)
 var summary = regexp.MustCompile(`^(--- FAIL|FAIL\b|PASS$|exit status \d+$)`)
 
 // shorten takes one line of what a failed test printed; more of it was printed
-// when it failed. It is the first that the test itself said, else why it
-// crashed, else the last that is more than a word on how it ended.
+// when it failed. It is the last that the test itself said, which a failure ends
+// and a log seldom does, else why it crashed, else the last that is more than a
+// word on how it ended.
 func shorten(text string) string {
-	last, crash := "no output", ""
+	last, said, crash := "no output", "", ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if reported.MatchString(line) {
-			return line
+			said = line
 		}
 		if crash == "" && crashed.MatchString(line) {
 			crash = line
@@ -148,8 +153,5 @@ func shorten(text string) string {
 			last = line
 		}
 	}
-	if crash != "" {
-		return crash
-	}
-	return last
+	return cmp.Or(said, crash, last)
 }

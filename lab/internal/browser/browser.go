@@ -31,9 +31,9 @@ import (
 const (
 	program = "/usr/bin/chromium"
 	// limit bounds the waits of one test for the page.
-	limit = 2 * time.Minute
-	// patience is how long a page may take to show something.
-	patience = 30 * time.Second
+	limit = 5 * time.Minute
+	// patience is how long a page may take to show something beside other programs.
+	patience = 2 * time.Minute
 )
 
 // Page is a page in a browser of its own, which has no history and no cookies.
