@@ -241,7 +241,11 @@ func rolledUnderClaims(t *testing.T, ctx context.Context) {
 	events, err := lab.Client.CoreV1().Events(namespace).List(ctx, failed)
 	must(t, err)
 	for _, e := range events.Items {
-		t.Errorf("pod %s: %s", e.InvolvedObject.Name, e.Message)
+		// Kubelet asks for the claim of a pod that was just bound, and the API server's authorizer of
+		// nodes follows bindings by a watch of its own. Kubelet tries again.
+		if !strings.Contains(e.Message, "no relationship found between node") {
+			t.Errorf("pod %s: %s", e.InvolvedObject.Name, e.Message)
+		}
 	}
 	t.Logf("%d pods with claims came while the daemon was replaced", len(names))
 	must(t, lab.Pods.Delete(ctx, names...))
