@@ -192,7 +192,7 @@ lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go mod tidy -dif
 	@for module in . lab lab/components scheduler scheduler/k136 scheduler/k135 tools tools/actionlint; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
 	$(GOLANGCI_LINT) run ./...
 	cd lab && $(GOLANGCI_LINT) run --build-tags e2e ./...
-	cd scheduler && $(GOLANGCI_LINT) run ./...
+	cd scheduler && GOFLAGS=-trimpath CGO_ENABLED=0 $(GOLANGCI_LINT) run ./...
 
 # Packages that start no goroutine, in which the race detector has nothing to find and
 # makes every test five times as long, which a test of internal/testing/deptest checks.
@@ -216,8 +216,9 @@ test-unit: ## Run unit tests and fuzz seeds under the race detector (no root nee
 	  $$(go list ./... | grep -vxF -f <(go list $(UNRACED) $(TIMED)))
 
 # Packages that fail where a program gets no processor for seconds: replicas with Leases of a
-# second, and a control daemon that must answer within five. They run before the others.
-TIMED := ./internal/app/extender ./internal/node/mps
+# second, handovers within milliseconds, and a control daemon that must answer within five. They
+# run before the others.
+TIMED := ./internal/app/extender ./internal/node/deviceplugin ./internal/node/mps
 
 .PHONY: test-timed
 test-timed: ## Run the unit tests that need a processor in time, under the race detector (no root needed).
@@ -247,10 +248,11 @@ test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
 test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
 	@$(call testsum-lab,kubelet) go test -json -vet=off -timeout 20m ./devicemanager/...
 
-# The tests are those of the newest minor; the program, its tests included, is compiled with the others.
+# The tests are those of the newest minor. "make test-long" runs the program of the others; that
+# what it is made of has the right types there takes seconds, where compiling takes minutes.
 .PHONY: test-scheduler
-test-scheduler: $(BIN)/testsum ## Run the tests of divvy-scheduler in kube-scheduler's real framework, and compile it for each minor.
-	@for minor in k136 k135; do (cd scheduler/$$minor && CGO_ENABLED=0 go vet -trimpath . $(MODULE)/scheduler/internal/program $(MODULE)/scheduler/app) || exit 1; done
+test-scheduler: $(BIN)/testsum $(BIN)/typecheck ## Run the tests of divvy-scheduler in kube-scheduler's real framework, and check its types for each minor.
+	@for minor in k136 k135; do (export CGO_ENABLED=0; cd scheduler/$$minor && $(BIN)/typecheck $$(go list -deps . | grep '^$(MODULE)')) || exit 1; done
 	@cd scheduler && CGO_ENABLED=0 $(BIN)/testsum $(TESTSUM) -out $(DIST)/tests -suite scheduler go test -json -trimpath -vet=off -timeout 20m ./...
 
 # Control planes of their own, which need no root and leave the lab alone. They wait more
@@ -290,6 +292,10 @@ e2e-programs: root $(BIN)/testsum
 
 # testsum runs in lab/, where the tests of the lab's module are.
 testsum-lab = cd lab && $(BIN)/testsum $(TESTSUM) -out $(DIST)/tests -suite $(1)
+
+$(BIN)/typecheck: $(wildcard tools/typecheck/*.go)
+	@mkdir -p $(BIN)
+	@cd tools && go build -buildvcs=false -o $@ ./typecheck
 
 $(BIN)/testsum: $(wildcard hack/testsum/*.go)
 	@mkdir -p $(BIN)

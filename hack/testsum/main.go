@@ -58,7 +58,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return fmt.Errorf("%s needs -out, -suite and a command", args[0])
 		}
 		if args[0] == "again" {
-			return runAgain(ctx, *dir, slices.DeleteFunc([]string{*suite, *seeds}, func(s string) bool { return s == "" }), flags.Args(), out)
+			suites := slices.DeleteFunc([]string{*suite, *seeds}, func(s string) bool { return s == "" })
+			return runAgain(ctx, *dir, suites, flags.Args(), out)
 		}
 		return runSuite(ctx, *dir, *suite, *seeds, flags.Args(), out)
 	case "report":

@@ -205,7 +205,7 @@ func (m *manager) begin(name string, predecessor *life) *life {
 	m.t.Helper()
 	l := &life{ended: make(chan error, 1)}
 	l.Server = NewServer(m.dir, "gcu.sock", resource, named{name, &l.answers})
-	l.lingering = 10 * time.Millisecond // all questions are sent at once
+	l.lingering = 100 * time.Millisecond // questions are sent at once, on a busy machine too
 	if !m.byPath {
 		l.noticing = 300 * time.Millisecond // it will not
 	}
