@@ -33,6 +33,10 @@ func main() {
 // kubeVersion is what the chart is rendered for.
 const kubeVersion = "1.37.1"
 
+// divided are GPUs for kubelet and for claims, on a node that serves both.
+const divided = `sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive","devices":{"indexes":[0]}},` +
+	`{"name":"nvidia.com/claims","vendor":"nvidia","mode":"exclusive","allocationPath":"dra","devices":{"except":{"indexes":[0]}}}]`
+
 // reviewed enables reviews of claims, with what it requires.
 const reviewed = "node.allocationPath=dra,claims.admission.enabled=true"
 
@@ -213,7 +217,19 @@ var good = []struct {
 			`{"name":"enflame.com/gcu-memory","vendor":"enflame"},{"name":"nvidia.com/gpu-memory","vendor":"nvidia","memoryUnit":"0.1"}]`},
 		want: []string{"- --claim-units=enflame.com/gcu-memory=enflame:1,nvidia.com/gpu-memory=nvidia:0.1\n",
 			"- --mutating-config=divvy-claims\n", "name: units.divvy.dev", "name: claims.divvy.dev", "name: pods.claims.divvy.dev",
+			"name: classes.claims.divvy.dev", "resources: [deviceclasses]",
 			"['enflame.com/gcu-memory', 'nvidia.com/gpu-memory'].exists", "resources: [resourceclaimtemplates]"},
+	},
+	{
+		name: "a class for nodes that move", set: []string{"--set",
+			`node.configs.moved.allocationPath=dra,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/gpu`, "--set-json",
+			`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive"}]`},
+		want: []string{"extendedResourceName: nvidia.com/gpu\n"},
+	},
+	{
+		name: "a class for devices beside the plugin's", set: []string{"--set",
+			`node.allocationPath=both,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/claims`, "--set-json", divided},
+		want: []string{"extendedResourceName: nvidia.com/claims\n"},
 	},
 	{
 		name: "nodes that return to the plugin", set: []string{"--set", "node.configs.default.allocationPath=plugin"},
@@ -288,6 +304,13 @@ var bad = []struct {
 	{"two classes for one resource", []string{"--set", `node.allocationPath=dra,deviceClasses.extendedResourceNames.` +
 		`gcu\.enflame\.divvy\.dev=a.example/b,deviceClasses.extendedResourceNames.drs\.enflame\.divvy\.dev=a.example/b`},
 		"drs.enflame.divvy.dev and gcu.enflame.divvy.dev both have a.example/b"},
+	{"a class for what the plugin of the same node offers", []string{"--set",
+		`node.allocationPath=both,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/gpu`, "--set-json", divided},
+		"deviceClasses.extendedResourceNames: nvidia.com/gpu is also a resource with allocationPath plugin in sharedResources, beside devices"},
+	{"a class for what the plugin of some nodes offers", []string{"--set",
+		`node.configs.b.allocationPath=both,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/gpu`, "--set-json",
+		strings.Replace(divided, "sharedResources", "node.configs.b.resources", 1)},
+		"nvidia.com/gpu is also a resource with allocationPath plugin in node.configs.b"},
 	{"reviews without claims", []string{"--set", "claims.admission.enabled=true"},
 		"no node has allocationPath dra, so there are no claims"},
 	{"reviews of claims before 1.36", []string{"--set", reviewed, "--kube-version", "1.35.2"},

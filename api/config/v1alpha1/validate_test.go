@@ -21,6 +21,14 @@ func two(a, b string) string {
 	return head + "resources:\n- {name: a.com/x, vendor: nvidia, " + a + "}\n- {name: a.com/y, vendor: nvidia, " + b + "}\n"
 }
 
+// divided is a configuration of both, whose second resource is for claims.
+func divided(plugin, claims string) string {
+	return two("mode: exclusive, "+plugin, "mode: memory, allocationPath: dra, "+claims) + "allocationPath: both\n"
+}
+
+const mayBeSame = "resources[1].devices: resources[0] has allocationPath plugin and may choose the same devices, and a device belongs to " +
+	"one path; choose devices for both that cannot be the same, by indexes, by ids or by models"
+
 func TestEachMistakeNamesItsFieldAndWhatWouldBeRight(t *testing.T) {
 	tests := map[string]struct {
 		text string
@@ -64,6 +72,14 @@ func TestEachMistakeNamesItsFieldAndWhatWouldBeRight(t *testing.T) {
 		"both without selectors": {resource("") + "- {name: a.com/claims, vendor: nvidia, " +
 			"mode: exclusive, allocationPath: dra, devices: {indexes: [1, 2]}}\nallocationPath: both\n",
 			"resources[1].devices: resources[0] has allocationPath plugin and may choose the same devices"},
+		"both by uuid and by index": {divided("devices: {ids: [GPU-1]}", "devices: {indexes: [1]}"), mayBeSame},
+		"both by two patterns":      {divided(`devices: {models: ["*A100*"]}`, `devices: {models: ["NVIDIA*"]}`), mayBeSame},
+		"both by an exception that is too small": {divided("devices: {indexes: [0, 1]}", "devices: {except: {indexes: [0]}}"),
+			mayBeSame},
+		"both by two exceptions": {divided("devices: {except: {indexes: [0]}}", "devices: {except: {indexes: [1]}}"), mayBeSame},
+		"both by a GPU and its MIG devices": {divided("devices: {indexes: [0]}", `devices: {partitions: ["0:1"]}`),
+			mayBeSame},
+		"both with an empty selector": {divided("devices: {}", "devices: {indexes: [0]}"), mayBeSame},
 		"MPS of claims": {resource("isolation: cooperative") + "allocationPath: dra\n",
 			"resources[0].isolation: isolation cooperative is not for claims, which allocationPath dra serves; use driver"},
 		"unknown isolation": {resource("isolation: strong"),
@@ -243,6 +259,12 @@ func TestParseAccepts(t *testing.T) {
 			"\nresources: [{name: nvidia.com/gpu-memory, vendor: nvidia}]",
 		"MIG devices of a profile beside GPUs with MPS": head + "vendors: {nvidia: {migStrategy: mixed}}\nresources: " +
 			"[{name: a.com/x, vendor: nvidia, isolation: cooperative}, {name: a.com/y, vendor: nvidia, mode: exclusive, profile: 1g.10gb}]",
+		"both by indexes":  divided("devices: {indexes: [0]}", "devices: {indexes: [1, 2]}"),
+		"both by ids":      divided("devices: {ids: [GPU-1]}", "devices: {ids: [GPU-2]}"),
+		"both by models":   divided(`devices: {models: ["A*"]}`, "devices: {models: [B]}"),
+		"both by the rest": divided("devices: {indexes: [0, 1]}", "devices: {except: {indexes: [0, 1]}}"),
+		"both of two vendors": head + "resources:\n- {name: a.com/x, vendor: nvidia}\n- {name: a.com/y, vendor: enflame, " +
+			"allocationPath: dra}\nallocationPath: both\n",
 		"a selector of all": resource("mode: exclusive, devices: {}"),
 	}
 	for name, text := range tests {

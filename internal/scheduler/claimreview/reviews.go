@@ -19,12 +19,13 @@ import (
 	resourceinformers "k8s.io/client-go/informers/resource/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/platform/admissionreview"
 	"github.com/divvy-gpu/divvy/internal/platform/informers"
 )
 
-// readTimeout bounds the reading of the claims that a pod names. It is below the webhook's timeout.
+// readTimeout bounds the reading of the claims that a pod names, and of nodes. It is below the webhook's timeout.
 const readTimeout = 3 * time.Second
 
 // Reviews decides about pods and claims. It is safe for concurrent use.
@@ -34,11 +35,15 @@ type Reviews struct {
 	quotas    *Quotas
 	templates *Templates
 	informers informers.Group
+	// reading has an element while the nodes are read for a class: they are many, and once at a time is
+	// enough.
+	reading chan struct{}
 }
 
 // New returns Reviews for these units, which write templates while leading is true.
 func New(client kubernetes.Interface, units []Unit, leading func() bool) *Reviews {
-	r := &Reviews{units: units, client: client, quotas: NewQuotas(units, time.Now), templates: NewTemplates(client, leading, time.Now)}
+	r := &Reviews{units: units, client: client, quotas: NewQuotas(units, time.Now), templates: NewTemplates(client, leading, time.Now),
+		reading: make(chan struct{}, 1)}
 	r.informers.Add("claims", resourceinformers.NewResourceClaimInformer(client, metav1.NamespaceAll, 0, nil), trimClaim,
 		func(before, after any) {
 			claim, _ := before.(*resourceapi.ResourceClaim)
@@ -85,6 +90,7 @@ func (r *Reviews) Ready() error {
 var (
 	podsResource      = metav1.GroupVersionResource{Version: "v1", Resource: "pods"}
 	claimsResource    = metav1.GroupVersionResource{Group: resourceapi.GroupName, Version: "v1", Resource: "resourceclaims"}
+	classesResource   = metav1.GroupVersionResource{Group: resourceapi.GroupName, Version: "v1", Resource: "deviceclasses"}
 	templatesResource = metav1.GroupVersionResource{Group: resourceapi.GroupName, Version: "v1", Resource: "resourceclaimtemplates"}
 )
 
@@ -122,8 +128,12 @@ func (r *Reviews) Translate(ctx context.Context, request *admissionv1.AdmissionR
 	return admissionreview.Patch(request.UID, change, warnings...), admissionreview.Converted
 }
 
-// Validate answers the review of a new claim, template of claims, or pod.
+// Validate answers the review of a new claim, template of claims, or pod, and of a DeviceClass that is
+// new or changes.
 func (r *Reviews) Validate(ctx context.Context, request *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
+	if request.Resource == classesResource {
+		return r.validateClass(ctx, request)
+	}
 	if request.Operation != admissionv1.Create || request.SubResource != "" {
 		return admissionreview.Allow(request.UID), admissionreview.Allowed
 	}
@@ -170,6 +180,52 @@ func (r *Reviews) Validate(ctx context.Context, request *admissionv1.AdmissionRe
 		}
 	}
 	return admissionreview.Allow(request.UID), admissionreview.Allowed
+}
+
+// validateClass answers the review of a class that gets an extended resource.
+func (r *Reviews) validateClass(ctx context.Context, request *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
+	update := request.Operation == admissionv1.Update
+	if request.Operation != admissionv1.Create && !update || request.SubResource != "" {
+		return admissionreview.Allow(request.UID), admissionreview.Allowed
+	}
+	var class, before resourceapi.DeviceClass
+	if err := kubejson.Unmarshal(request.Object.Raw, &class); err != nil {
+		return unreadable(request, err)
+	}
+	if update {
+		if err := kubejson.Unmarshal(request.OldObject.Raw, &before); err != nil {
+			return unreadable(request, err)
+		}
+	}
+	name := ptr.Deref(class.Spec.ExtendedResourceName, "")
+	if name == "" || name == ptr.Deref(before.Spec.ExtendedResourceName, "") || len(driversOf(&class)) == 0 {
+		return admissionreview.Allow(request.UID), admissionreview.Allowed
+	}
+	offers, failed := r.offers(ctx, &class)
+	warnings, err := CheckClass(&class, r.units, offers)
+	switch {
+	case err != nil:
+		return invalid(request, err)
+	case failed != nil:
+		// "kubectl divvy doctor" reports what this lets through.
+		klog.FromContext(ctx).Error(failed, "Allowed a DeviceClass without reading what nodes offer")
+		return admissionreview.Allow(request.UID, "divvy-extender could not read which nodes offer "+name+": "+
+			admissionreview.Short(failed.Error())), admissionreview.Error
+	}
+	return admissionreview.Allow(request.UID, warnings...), admissionreview.Allowed
+}
+
+// offers reads which nodes offer the extended resource of a class, for one class at a time.
+func (r *Reviews) offers(ctx context.Context, class *resourceapi.DeviceClass) (Offers, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	select {
+	case r.reading <- struct{}{}:
+	case <-ctx.Done():
+		return Offers{}, fmt.Errorf("wait for another class: %w", ctx.Err())
+	}
+	defer func() { <-r.reading }()
+	return offersOf(ctx, r.client, class)
 }
 
 // both returns which containers have a claim and units of one vendor, as far as the claims exist. The

@@ -200,6 +200,8 @@ func TestClaimReviews(t *testing.T) {
 		}
 	})
 
+	t.Run("classes", func(t *testing.T) { w.classes(node) })
+
 	t.Run("a claim and units", func(t *testing.T) {
 		if _, err := claims.Create(t.Context(), claimOf("there", "1Gi"), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -283,6 +285,39 @@ func TestClaimReviews(t *testing.T) {
 			return err
 		})
 	})
+}
+
+// classes checks what is answered to a class whose extended resource the device plugin of a node offers.
+func (w *world) classes(node string) {
+	w.Helper()
+	const name = "example.com/gcu"
+	ctx, nodes, classes := w.Context(), w.client.CoreV1().Nodes(), w.client.ResourceV1().DeviceClasses()
+	status := fmt.Appendf(nil, `{"status":{"capacity":{%q:"1"},"allocatable":{%[1]q:"1"}}}`, name)
+	if _, err := nodes.Patch(ctx, node, "application/merge-patch+json", status, metav1.PatchOptions{}, "status"); err != nil {
+		w.Fatal(err)
+	}
+	path := func(value string) {
+		w.Helper()
+		label := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, wire.PathLabel, value)
+		if _, err := nodes.Patch(ctx, node, "application/merge-patch+json", label, metav1.PatchOptions{}); err != nil {
+			w.Fatal(err)
+		}
+	}
+	class, err := classes.Get(ctx, gcuClass, metav1.GetOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	class.Spec.ExtendedResourceName = new(name)
+	path(`"both"`)
+	_, err = classes.Update(ctx, class, metav1.UpdateOptions{})
+	want := "the device plugin of node " + node + " offers it beside devices for claims of class " + gcuClass
+	if err == nil || !strings.Contains(err.Error(), want) {
+		w.Errorf("on a node with both: %v, want %s", err, want)
+	}
+	path("null")
+	if _, err := classes.Update(ctx, class, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		w.Errorf("on a node of the device plugin: %v", err)
+	}
 }
 
 // translated checks what becomes of a pod whose containers request 10 and 4 units.

@@ -3,12 +3,15 @@ package policy
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
@@ -151,6 +154,67 @@ func TestConfigWebhookIsAskedAboutChangesOfTheConfigurationAlone(t *testing.T) {
 				Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(tt.after),
 				VersionedOldObject: admission.NewLazyObject(tt.before),
 			}, nil, nil)
+			if result.Error != nil {
+				t.Fatal(result.Error)
+			}
+			if result.Matches != tt.asked {
+				t.Errorf("asked: %t, want %t", result.Matches, tt.asked)
+			}
+		})
+	}
+}
+
+// TestClassesWebhookIsAskedAboutExtendedResourcesAlone: other changes of classes, and classes of other
+// drivers, do not depend on it.
+func TestClassesWebhookIsAskedAboutExtendedResourcesAlone(t *testing.T) {
+	text, err := charttest.Render(t.Context(), "--set", "node.allocationPath=dra,claims.admission.enabled=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config admissionregistrationv1.ValidatingWebhookConfiguration
+	document(t, text, "ValidatingWebhookConfiguration", "divvy-config", &config)
+	i := slices.IndexFunc(config.Webhooks, func(w admissionregistrationv1.ValidatingWebhook) bool {
+		return w.Name == "classes.claims.divvy.dev"
+	})
+	matcher := matcherOf(t, config.Webhooks[i].MatchConditions, admissionregistrationv1.Ignore)
+	class := func(name, extended string, selectors ...string) *resourceapi.DeviceClass {
+		c := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if extended != "" {
+			c.Spec.ExtendedResourceName = &extended
+		}
+		for _, s := range selectors {
+			c.Spec.Selectors = append(c.Spec.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: s}})
+		}
+		return c
+	}
+	const ours, other, name = "gpu.nvidia.divvy.dev", "gpu.nvidia.com", "nvidia.com/gpu"
+	for what, tt := range map[string]struct {
+		before, after *resourceapi.DeviceClass
+		asked         bool
+	}{
+		"created":                      {nil, class(ours, name), true},
+		"created by another name":      {nil, class("fast", name, "true", "device.driver == 'nvidia.divvy.dev'"), true},
+		"created without a resource":   {nil, class(ours, "", "true"), false},
+		"another driver's":             {nil, class(other, name, "device.driver == 'gpu.nvidia.com'"), false},
+		"another driver's, of all":     {nil, class(other, name), false},
+		"it gets a resource":           {class(ours, ""), class(ours, name), true},
+		"it gets another":              {class(ours, "a.example/b"), class(ours, name), true},
+		"it loses its resource":        {class(ours, name), class(ours, ""), false},
+		"it gets selectors":            {class(ours, name), class(ours, name, "true"), false},
+		"another driver's gets a name": {class(other, ""), class(other, name), false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			gvk := resourceapi.SchemeGroupVersion.WithKind("DeviceClass")
+			versioned := &admission.VersionedAttributes{VersionedKind: gvk, VersionedObject: admission.NewLazyObject(tt.after)}
+			op, before := admission.Create, runtime.Object(nil)
+			if tt.before != nil {
+				op, before = admission.Update, tt.before
+				versioned.VersionedOldObject = admission.NewLazyObject(tt.before)
+			}
+			versioned.Attributes = admission.NewAttributesRecord(tt.after, before, gvk, "", tt.after.Name,
+				schema.GroupVersionResource{Group: gvk.Group, Version: gvk.Version, Resource: "deviceclasses"}, "", op, nil, false,
+				&user.DefaultInfo{Name: "admin"})
+			result := matcher.Match(t.Context(), versioned, nil, nil)
 			if result.Error != nil {
 				t.Fatal(result.Error)
 			}
