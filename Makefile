@@ -376,6 +376,11 @@ simulate-churn: ## Compare policies where pods come and go: TRACE=DIR.
 	@$(trace-given)
 	$(packing) -policy fragmentation,fragmentation-online,FGD,BestFit -churn
 
+.PHONY: simulate-claims
+simulate-claims: ## Compare policies for pods with units and for the same pods with ResourceClaims: TRACE=DIR.
+	@$(trace-given)
+	$(packing) -policy binpack,binpack-claims,fragmentation-online,fragmentation-claims -churn
+
 .PHONY: bench-filter
 bench-filter: ## Measure filter and prioritize of 5000 nodes over HTTP beside floors that only read and write.
 	go test -run '^$$' -bench '^BenchmarkHTTP' -benchtime 2000x ./internal/scheduler/extender

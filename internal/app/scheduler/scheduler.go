@@ -183,6 +183,7 @@ func (p *Program) Run(ctx context.Context, s Scheduler) error {
 				}
 			}
 		})
+		p.core.LearnPlaced(running)
 		klog.FromContext(ctx).Info("Scheduling")
 		err = s.Schedule(running)
 		if cause := context.Cause(running); errors.Is(cause, errLost) {

@@ -138,6 +138,11 @@ func (e *Experiment) Validate() error {
 	if e.Seeds < 1 {
 		errs = append(errs, fmt.Errorf("%d seeds: at least one is needed", e.Seeds))
 	}
+	for _, kind := range e.Policies {
+		if kind.Door != nil && e.Sample {
+			errs = append(errs, fmt.Errorf("policy %s: it is shown all nodes, so no sample can be simulated", kind.Name))
+		}
+	}
 	for _, w := range e.Workloads {
 		if w.Demand() == 0 {
 			errs = append(errs, fmt.Errorf("workload %s: no pod requests a device", w.Name))

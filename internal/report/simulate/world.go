@@ -21,6 +21,8 @@ const resource accel.Resource = "simulated"
 // choice between nodes, which is kube-scheduler's part.
 type world struct {
 	books *ledger.Ledger
+	// door places pods in place of the books; nil where these do.
+	door Door
 	// names are the nodes in the order in which they win ties.
 	names []string
 	// ties is nil where the first of equally rated nodes is taken.
@@ -139,6 +141,9 @@ type placement struct {
 // place puts a pod on the best node, false where it fits nowhere. Its error is
 // one of the program: the ledger refuses what it has just found to fit.
 func (w *world) place(a *place.Ask) (placement, bool, error) {
+	if w.door != nil {
+		return w.placeBy(w.door, a)
+	}
 	best := w.choose(a)
 	if best < 0 {
 		return placement{}, false, nil
@@ -161,8 +166,23 @@ func (w *world) place(a *place.Ask) (placement, bool, error) {
 	return p, true, nil
 }
 
+func (w *world) placeBy(door Door, a *place.Ask) (placement, bool, error) {
+	p := placement{uid: strconv.Itoa(w.placed + 1), takes: sumsOf(a)}
+	ok, err := door.Place(p.uid, w.names, a)
+	if !ok || err != nil {
+		return placement{}, false, err
+	}
+	w.placed++
+	w.allocated += p.takes.units
+	return p, true, nil
+}
+
 func (w *world) remove(p placement) {
-	w.books.Forget(p.uid)
+	if w.door != nil {
+		w.door.Remove(p.uid)
+	} else {
+		w.books.Forget(p.uid)
+	}
 	w.allocated -= p.takes.units
 	if w.sample != nil {
 		w.sample.give(p.at, p.takes)
@@ -182,7 +202,11 @@ func newRun(c *Cluster, w *Workload, kind PolicyKind, rng, ties *rand.Rand, samp
 		ties = nil
 	}
 	policy := kind.New(c, w)
-	return &run{world: newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties, sampled), policy: policy, clock: clock}
+	r := &run{world: newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties, sampled), policy: policy, clock: clock}
+	if kind.Door != nil {
+		r.door = kind.Door(c, policy)
+	}
+	return r
 }
 
 // arrive places the i-th pod, as place does, and returns how long that took.
@@ -207,6 +231,10 @@ func (r *run) renew(i int) {
 		Renew(nodes iter.Seq2[string, *place.Node])
 	})
 	if !renews || i%fragmentation.RenewAfter != 0 && (i >= fragmentation.RenewAfter || i%fragmentation.RenewFirst != 0) {
+		return
+	}
+	if r.door != nil {
+		p.Renew(r.door.Nodes())
 		return
 	}
 	p.Renew(r.books.Each(resource))

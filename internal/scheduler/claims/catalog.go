@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
 
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
@@ -37,11 +38,16 @@ type Catalog struct {
 	// nothing, by their position, for a policy and a demand. Both are of the nodes as they are.
 	owner map[structured.DeviceID]int
 	idle  map[string][]outcome
+	// asks are what demands ask for as units, by their keys; nil for one that cannot be expressed so.
+	asks map[string]*unitAsk
+	// hosts are by position, and held is what claims held, both as Rank saw them last for a policy that learns.
+	hosts []Host
+	held  *structured.AllocatedState
 }
 
 // NewCatalog returns an empty one.
 func NewCatalog() *Catalog {
-	return &Catalog{selectors: NewSelectors(), idle: map[string][]outcome{}}
+	return &Catalog{selectors: NewSelectors(), idle: map[string][]outcome{}, asks: map[string]*unitAsk{}}
 }
 
 // node is a node with the devices that it publishes.
@@ -69,6 +75,10 @@ type device struct {
 	api      *resourceapi.Device
 	capacity resourceapi.QualifiedName
 	total    int64
+	// resource is one of Resources whose units the device has, "" for none, and model what is told apart among its
+	// devices.
+	resource accel.Resource
+	model    string
 	// shared is true where several requests may have parts, the rest is for such a device: what a
 	// request has that names no amount, and the least, the most and the step of one that does.
 	shared                       bool
@@ -125,8 +135,8 @@ func (c *Catalog) read(all []*resourceapi.ResourceSlice) {
 		}
 		nodes[on].pools = append(nodes[on].pools, p)
 	}
-	c.published, c.nodes = next, c.nodes[:0]
-	c.owner, c.idle = map[structured.DeviceID]int{}, map[string][]outcome{}
+	c.published, c.nodes, c.hosts = next, c.nodes[:0], nil
+	c.owner, c.idle, c.asks = map[structured.DeviceID]int{}, map[string][]outcome{}, map[string]*unitAsk{}
 	for i, name := range slices.Sorted(maps.Keys(nodes)) {
 		c.nodes = append(c.nodes, *nodes[name])
 		for _, p := range c.nodes[i].pools {
@@ -177,7 +187,18 @@ func deviceOf(s *resourceapi.ResourceSlice, of *resourceapi.Device) device {
 		}
 		d.free = d.free && len(policy.ValidValues) == 0
 	}
+	if d.capacity == wire.MemoryCapacity && len(of.ConsumesCounters) == 0 {
+		d.resource, d.model = ResourceOf(s.Spec.Driver), text(of, wire.DeviceType)+" "+text(of, wire.DeviceModel)
+	}
 	return d
+}
+
+// text is an attribute of a device, "" for none.
+func text(d *resourceapi.Device, attribute resourceapi.QualifiedName) string {
+	if value := d.Attributes[attribute].StringValue; value != nil {
+		return *value
+	}
+	return ""
 }
 
 func keepsAway(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }

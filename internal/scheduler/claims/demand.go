@@ -15,6 +15,8 @@ type Demand struct {
 	requests []request
 	// key is the same text for the same requests.
 	key string
+	// CPU and Memory are the peak of the pod, in millicores and MiB, for a policy that looks at them.
+	CPU, Memory int64
 	// Counted is true where that is all that the claims ask for. Otherwise something is left out:
 	// alternatives, constraints between devices, administrative access, all devices of a node, or
 	// a claim that has its devices, and with them its node.

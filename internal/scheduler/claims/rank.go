@@ -20,11 +20,24 @@ type Rated struct {
 	Rating int64
 }
 
-// Rank returns the nodes that have what is asked for, the best first and equal ones by name. all are
-// all slices of the cluster, and held is what claims hold, those included whose allocation is not
-// written yet.
-func (c *Catalog) Rank(ctx context.Context, all []*resourceapi.ResourceSlice, held *structured.AllocatedState, d Demand,
-	policy place.Policy) ([]Rated, error) {
+// State is a cluster at one moment.
+type State struct {
+	// Slices are all of the cluster.
+	Slices []*resourceapi.ResourceSlice
+	// Held is what claims hold, those included whose allocation is not written yet. It must not be changed.
+	Held *structured.AllocatedState
+	// Hosts returns what is left of a node beside devices. It is called for a policy that learns.
+	Hosts func(node string) Host
+}
+
+// Host is what a node has left for pods, in millicores and MiB, and all CPU that it has for them.
+type Host struct{ CPU, Memory, Cores int64 }
+
+// uncounted is a host that is not looked at.
+var uncounted = Host{CPU: place.Unlimited, Memory: place.Unlimited}
+
+// Rank returns the nodes that have what is asked for, the best first and equal ones by name.
+func (c *Catalog) Rank(ctx context.Context, of State, d Demand, policy place.Policy) ([]Rated, error) {
 	if d.Empty() {
 		return nil, nil
 	}
@@ -32,8 +45,22 @@ func (c *Catalog) Rank(ctx context.Context, all []*resourceapi.ResourceSlice, he
 	defer cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.read(all)
+	c.read(of.Slices)
+	var units *unitAsk
+	if learning, ok := policy.(perResource); ok {
+		c.look(of)
+		var err error
+		if units, err = c.ask(ctx, &d); err != nil {
+			return nil, err
+		}
+		if policy = place.Binpack; units != nil {
+			policy = learning.For(units.resource)
+		}
+	}
 	key := fmt.Sprintf("%s\x00%d\x00%s", policy.Name(), policy.Epoch(), d.key)
+	if units != nil {
+		key += fmt.Sprintf("%d\x00%d", d.CPU, d.Memory)
+	}
 	idle := c.idle[key]
 	if idle == nil {
 		if len(c.idle) >= maxSelectors {
@@ -42,23 +69,28 @@ func (c *Catalog) Rank(ctx context.Context, all []*resourceapi.ResourceSlice, he
 		idle = make([]outcome, len(c.nodes))
 		c.idle[key] = idle
 	}
-	busy := c.busy(held)
+	busy := c.busy(of.Held)
 	out := make([]Rated, 0, len(c.nodes))
 	var s sheet
 	for i := range c.nodes {
-		of := idle[i]
-		if busy[i] || !of.known {
+		node, host, is := &c.nodes[i], uncounted, idle[i]
+		if units != nil {
+			host = c.hosts[i]
+		}
+		if busy[i] || !is.known || is.host != host {
 			var err error
-			if of.rating, of.fits, err = c.rate(ctx, &c.nodes[i], held, d.requests, policy, &s); err != nil {
+			if s.start(node, of.Held); units != nil {
+				is.rating, is.fits = units.rate(node, host, policy, &s)
+			} else if is.rating, is.fits, err = c.rate(ctx, node, d.requests, policy, &s); err != nil {
 				return nil, err
 			}
 		}
 		if !busy[i] {
-			of.known = true
-			idle[i] = of
+			is.known, is.host = true, host
+			idle[i] = is
 		}
-		if of.fits {
-			out = append(out, Rated{c.nodes[i].name, of.rating})
+		if is.fits {
+			out = append(out, Rated{node.name, is.rating})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Rated) int { return cmp.Compare(b.Rating, a.Rating) })
@@ -69,6 +101,7 @@ func (c *Catalog) Rank(ctx context.Context, all []*resourceapi.ResourceSlice, he
 type outcome struct {
 	known, fits bool
 	rating      int64
+	host        Host
 }
 
 // busy returns, by position, of which nodes claims hold something.
@@ -98,6 +131,7 @@ type sheet struct {
 	slots      []place.Slot
 	candidates []candidate
 	chosen     []int
+	node       place.Node
 }
 
 // candidate is a device of which a request would take so much. at is its position in the sheet.
@@ -108,9 +142,8 @@ type candidate struct {
 }
 
 // rate places the requests one after the other. Among several, the sum of the ratings counts.
-func (c *Catalog) rate(ctx context.Context, n *node, held *structured.AllocatedState, requests []request, policy place.Policy, s *sheet) (
+func (c *Catalog) rate(ctx context.Context, n *node, requests []request, policy place.Policy, s *sheet) (
 	rating int64, fits bool, err error) {
-	s.start(n, held)
 	for i := range requests {
 		ask, err := c.fill(ctx, n, &requests[i], s)
 		if err != nil {

@@ -254,7 +254,7 @@ func TestRank(t *testing.T) {
 			}
 			catalog := NewCatalog()
 			for range 2 { // what is remembered changes nothing
-				rated, err := catalog.Rank(t.Context(), test.slices, held(t, test.held), demand, policy)
+				rated, err := catalog.Rank(t.Context(), State{Slices: test.slices, Held: held(t, test.held)}, demand, policy)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -286,7 +286,7 @@ func TestCatalogFollowsSlices(t *testing.T) {
 		{offered{slice("y", gcu("a", 4))}, 0},
 		{nil, 0},
 	} {
-		rated, err := catalog.Rank(t.Context(), step.slices, held(t, nil), demand, place.Binpack)
+		rated, err := catalog.Rank(t.Context(), State{Slices: step.slices, Held: held(t, nil)}, demand, place.Binpack)
 		if err != nil || len(rated) != step.want || len(catalog.published) != len(step.slices) {
 			t.Errorf("step %d: %v, %v; %d slices are kept", i, rated, err, len(catalog.published))
 		}
@@ -301,7 +301,7 @@ func TestSelectorsThatFail(t *testing.T) {
 			t.Fatal(err)
 		}
 		catalog, of := NewCatalog(), offered{slice("x", gcu("a", 16))}
-		rated, err := catalog.Rank(t.Context(), of, held(t, nil), demand, place.Binpack)
+		rated, err := catalog.Rank(t.Context(), State{Slices: of, Held: held(t, nil)}, demand, place.Binpack)
 		if err == nil || !strings.Contains(err.Error(), expression) {
 			t.Errorf("%s: %v, %v", expression, rated, err)
 		}
@@ -316,7 +316,7 @@ func TestSelectorsAreForgotten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rated, err := catalog.Rank(t.Context(), offered{of}, held(t, nil), demand, place.Binpack)
+		rated, err := catalog.Rank(t.Context(), State{Slices: offered{of}, Held: held(t, nil)}, demand, place.Binpack)
 		if err != nil || len(rated) != 1 || len(catalog.published[of].selected) > maxSelectors {
 			t.Fatalf("request %d: %v, %v, %d are remembered", i, rated, err, len(catalog.published[of].selected))
 		}
@@ -385,7 +385,7 @@ func BenchmarkRank(b *testing.B) {
 	}
 	catalog := NewCatalog()
 	for b.Loop() {
-		rated, err := catalog.Rank(b.Context(), published, state, demand, place.Binpack)
+		rated, err := catalog.Rank(b.Context(), State{Slices: published, Held: state}, demand, place.Binpack)
 		if err != nil || len(rated) != nodes || !slices.Contains([]string{"node-0000"}, rated[0].Node) {
 			b.Fatalf("%d nodes, %v", len(rated), err)
 		}
@@ -407,11 +407,11 @@ func TestRememberedRatings(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, policy := range place.Policies() {
-				got, err := catalog.Rank(t.Context(), of, held, demand, policy)
+				got, err := catalog.Rank(t.Context(), State{Slices: of, Held: held}, demand, policy)
 				if err != nil {
 					t.Fatal(err)
 				}
-				want, err := NewCatalog().Rank(t.Context(), of, held, demand, policy)
+				want, err := NewCatalog().Rank(t.Context(), State{Slices: of, Held: held}, demand, policy)
 				if err != nil || !slices.Equal(got, want) {
 					t.Errorf("%+v with %v by %s: %v, want %v; %v", request.Exactly, held, policy.Name(), got, want, err)
 				}

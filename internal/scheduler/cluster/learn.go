@@ -10,10 +10,10 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
-// comesWithNode reports whether the pod is there because its node is: one of a
+// ComesWithNode reports whether the pod is there because its node is: one of a
 // DaemonSet, or one that kubelet runs from a file. Such pods say nothing of what
 // will be asked for next.
-func comesWithNode(pod *v1.Pod) bool {
+func ComesWithNode(pod *v1.Pod) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
 }

@@ -103,7 +103,7 @@ func slimPodOf(c *Config) func(any) (*slimPod, error) {
 			return pod, nil
 		case *v1.Pod:
 			p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation],
-				runs: kube.MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
+				runs: kube.MayRun(pod), grace: graceOf(pod), comesWithNode: ComesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
 			if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 				p.owner = owner.UID
 			}

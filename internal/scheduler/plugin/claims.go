@@ -12,8 +12,10 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/scheduler/claims"
 )
 
@@ -23,6 +25,8 @@ const claimsKey fwk.StateKey = Name + "/claims"
 // DynamicResources allocates. Clones share it.
 type claimed struct {
 	rated []claims.Rated
+	// units are what the claims ask for as units; nil where they cannot be expressed so, or no policy learns.
+	units *accel.Request
 	// named is true where PreFilter named one node.
 	named  bool
 	scores map[string]int64
@@ -50,21 +54,20 @@ func (p *Plugin) preFilterClaims(ctx context.Context, cs fwk.CycleState, pod *v1
 	if len(pod.Spec.ResourceClaims) == 0 || manager == nil {
 		return nil, skip
 	}
-	rated, counted, err := p.core.rate(ctx, manager, pod)
+	c, counted, err := p.core.rate(ctx, manager, p.handle.SnapshotSharedLister().NodeInfos(), pod)
 	if err != nil {
 		klog.FromContext(ctx).V(3).Info("Nodes are not rated for the claims of the pod", "pod", klog.KObj(pod), "err", err)
 		return nil, skip
 	}
-	if len(rated) == 0 {
+	if len(c.rated) == 0 && c.units == nil {
 		return nil, skip
 	}
-	c := &claimed{rated: rated}
 	cs.Write(claimsKey, c)
 	if !counted {
 		return nil, skip
 	}
 	name := p.choose(cs, pod, func(yield func(string) bool) {
-		for _, r := range rated {
+		for _, r := range c.rated {
 			if !yield(r.Node) {
 				return
 			}
@@ -82,28 +85,19 @@ const gatherTries = 100
 
 // rate rates nodes by what DynamicResources knows at the moment. counted is false where the claims
 // ask for more than was rated.
-func (c *Core) rate(ctx context.Context, manager fwk.SharedDRAManager, pod *v1.Pod) (rated []claims.Rated, counted bool, err error) {
-	var asked []*resourceapi.ResourceClaim
-	for i := range pod.Spec.ResourceClaims {
-		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
-		if err != nil {
-			return nil, false, fmt.Errorf("name of a claim: %w", err)
-		}
-		if name == nil {
-			continue // none is needed
-		}
-		claim, err := manager.ResourceClaims().Get(pod.Namespace, *name)
-		if err != nil {
-			return nil, false, fmt.Errorf("claim %s: %w", *name, err)
-		}
-		asked = append(asked, claim)
+func (c *Core) rate(ctx context.Context, manager fwk.SharedDRAManager, nodes fwk.NodeInfoLister, pod *v1.Pod) (
+	out *claimed, counted bool, err error) {
+	asked, err := claimsOf(manager, pod)
+	if err != nil {
+		return nil, false, err
 	}
 	demand, err := claims.DemandOf(asked, manager.DeviceClasses().Get)
 	if err != nil {
 		return nil, false, err
 	}
+	out = &claimed{}
 	if demand.Empty() {
-		return nil, false, nil
+		return out, false, nil
 	}
 	slices, err := manager.ResourceSlices().ListWithDeviceTaintRules()
 	if err != nil {
@@ -118,8 +112,46 @@ func (c *Core) rate(ctx context.Context, manager fwk.SharedDRAManager, pod *v1.P
 	if err != nil || held == nil {
 		return nil, false, errors.Join(errors.New("what claims hold is not known"), err)
 	}
-	rated, err = c.catalog.Rank(ctx, slices, held, demand, c.policyFor(pod))
-	return rated, demand.Counted, err
+	demand.CPU, demand.Memory = kube.PeakOf(pod)
+	if c.learning != nil {
+		if out.units, err = c.unitsOf(ctx, slices, demand); err != nil {
+			return nil, false, err
+		}
+	}
+	of := claims.State{Slices: slices, Held: held, Hosts: func(node string) claims.Host { return hostOf(nodes, node) }}
+	out.rated, err = c.catalog.Rank(ctx, of, demand, c.policyFor(pod))
+	return out, demand.Counted, err
+}
+
+// claimsOf are the claims of a pod.
+func claimsOf(manager fwk.SharedDRAManager, pod *v1.Pod) (asked []*resourceapi.ResourceClaim, err error) {
+	for i := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil {
+			return nil, fmt.Errorf("name of a claim: %w", err)
+		}
+		if name == nil {
+			continue // none is needed
+		}
+		claim, err := manager.ResourceClaims().Get(pod.Namespace, *name)
+		if err != nil {
+			return nil, fmt.Errorf("claim %s: %w", *name, err)
+		}
+		asked = append(asked, claim)
+	}
+	return asked, nil
+}
+
+// hostOf is what kube-scheduler counts of a node; nothing for one that it does not know.
+func hostOf(nodes fwk.NodeInfoLister, name string) claims.Host {
+	info, err := nodes.Get(name)
+	if err != nil || info.Node() == nil {
+		return claims.Host{}
+	}
+	has, used := info.GetAllocatable(), info.GetRequested()
+	const mebibyte = 1 << 20
+	return claims.Host{CPU: has.GetMilliCPU() - used.GetMilliCPU(), Memory: (has.GetMemory() - used.GetMemory()) / mebibyte,
+		Cores: has.GetMilliCPU()}
 }
 
 // policyFor is the one that the pod names, or the cluster's. One that learns is the cluster's alone.

@@ -49,6 +49,7 @@ type Core struct {
 	failed    failed
 	rehearsal rehearsal
 	catalog   *claims.Catalog
+	learning  learning                             // nil where the policy does not learn
 	manager   atomic.Pointer[fwk.SharedDRAManager] // the profiles share it
 }
 
@@ -60,7 +61,12 @@ func New(c Config) (*Core, error) {
 	if c.Narrowed == nil {
 		c.Narrowed = func() {}
 	}
-	return &Core{config: c, catalog: claims.NewCatalog()}, nil
+	core := &Core{config: c, catalog: claims.NewCatalog()}
+	if policy, learns := c.Policy.(learning); learns {
+		core.learning = policy
+		policy.Follow(claims.Resources(), core.catalog.Each)
+	}
+	return core, nil
 }
 
 // Factory makes the plugin of one profile.
@@ -151,6 +157,13 @@ func (a *Activator) use(handle fwk.PodActivator, pods corelisters.PodLister) {
 	if a.handle == nil {
 		a.handle, a.pods = handle, pods
 	}
+}
+
+// lister returns nil until a plugin is made.
+func (a *Activator) lister() corelisters.PodLister {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.pods
 }
 
 // Wake implements decision.Waker. It must not be called with a lock that a queueing hint takes.

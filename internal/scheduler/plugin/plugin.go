@@ -372,8 +372,11 @@ func (p *Plugin) Bind(ctx context.Context, cs fwk.CycleState, pod *v1.Pod, node 
 }
 
 // PostBind implements fwk.PostBindPlugin.
-func (p *Plugin) PostBind(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
+func (p *Plugin) PostBind(_ context.Context, cs fwk.CycleState, pod *v1.Pod, _ string) {
 	p.core.failed.forget(string(pod.UID))
+	if c := claimedOf(cs); c != nil && c.units != nil && !cluster.ComesWithNode(pod) {
+		p.core.learning.Learn(*c.units)
+	}
 }
 
 // SignPod implements fwk.SignPlugin: pods of ours cannot be treated alike, as each changes what is

@@ -4,6 +4,7 @@ package weights
 
 import (
 	"context"
+	"iter"
 	"sync/atomic"
 	"time"
 
@@ -57,7 +58,8 @@ type Policy struct {
 type priced struct {
 	*fragmentation.Policy
 	resource accel.Resource
-	seen     atomic.Uint64 // pods
+	nodes    func(accel.Resource) iter.Seq2[string, *place.Node] // nil for those of the ledger
+	seen     atomic.Uint64                                       // pods
 	last     atomic.Pointer[renewal]
 }
 
@@ -79,6 +81,15 @@ func New(resources []accel.Resource, prior map[accel.Resource][]demand.Count, al
 	}
 	p.wanted.Store(always)
 	return p
+}
+
+// Follow adds resources that are not in the ledger, whose nodes the function returns. It must be called before Run.
+func (p *Policy) Follow(resources []accel.Resource, nodes func(accel.Resource) iter.Seq2[string, *place.Node]) {
+	for _, r := range resources {
+		one := &priced{Policy: fragmentation.New(demand.Options{}), resource: r, nodes: nodes}
+		p.policies = append(p.policies, one)
+		p.byName[r] = one
+	}
 }
 
 // Name implements place.Policy.
@@ -200,7 +211,11 @@ func (p *Policy) renew(ctx context.Context, l *ledger.Ledger) {
 func (o *priced) renew(ctx context.Context, l *ledger.Ledger) {
 	log := klog.FromContext(ctx)
 	began := time.Now()
-	o.Renew(l.Each(o.resource))
+	nodes := o.nodes
+	if nodes == nil {
+		nodes = l.Each
+	}
+	o.Renew(nodes(o.resource))
 	now := &renewal{Status: o.Status(), at: time.Now(), took: time.Since(began)}
 	before := o.last.Swap(now)
 	if before == nil {

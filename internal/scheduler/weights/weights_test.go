@@ -57,6 +57,25 @@ func best(l *ledger.Ledger, r accel.Request) string {
 	return names[0]
 }
 
+// A resource whose nodes are not in the ledger has weights of its own.
+func TestFollow(t *testing.T) {
+	const memory accel.Resource = "enflame.divvy.dev/memory"
+	p := New([]accel.Resource{gcu}, nil, true)
+	elsewhere := newBooks(t, ledger.Options{Policy: p}, memory)
+	p.Follow([]accel.Resource{memory}, elsewhere.Each)
+	for range fragmentation.MinPods {
+		p.Learn(asking(memory, 12))
+	}
+	l := newBooks(t, ledger.Options{Policy: p}, gcu)
+	p.renew(t.Context(), l)
+	if p.For(memory).Epoch() == 0 || p.For(gcu).Epoch() != 0 {
+		t.Errorf("weights of %d and %d epochs, want some of the first alone", p.For(memory).Epoch(), p.For(gcu).Epoch())
+	}
+	if got, of := best(elsewhere, asking(memory, 4)), best(l, asking(gcu, 4)); got != "b" || of != "a" {
+		t.Errorf("best nodes %s and %s, want b and, by binpack, a", got, of)
+	}
+}
+
 // Where pods of 12 are expected, 4 units go where that leaves room for one, for
 // one resource whatever is expected of the other.
 func TestPriorPerResource(t *testing.T) {

@@ -168,7 +168,7 @@ func (n *node) rated(t *testing.T, claim *resourceapi.ResourceClaim, allocated b
 	if n.catalog == nil {
 		n.catalog = ranking.NewCatalog()
 	}
-	rated, err := n.catalog.Rank(t.Context(), n.slices, &state, demand, place.Binpack)
+	rated, err := n.catalog.Rank(t.Context(), ranking.State{Slices: n.slices, Held: &state}, demand, place.Binpack)
 	if err != nil {
 		t.Fatal(err)
 	}

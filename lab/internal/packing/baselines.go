@@ -39,8 +39,10 @@ func same(p place.Policy) func(*simulate.Cluster, *simulate.Workload) place.Poli
 	return func(*simulate.Cluster, *simulate.Workload) place.Policy { return p }
 }
 
-// Policies returns the product's policies and the baselines.
-func Policies() []simulate.PolicyKind { return slices.Concat(simulate.Policies(), baselines) }
+// Policies returns the product's policies, the baselines, and the product's policies through claims.
+func Policies() []simulate.PolicyKind {
+	return slices.Concat(simulate.Policies(), baselines, throughClaims)
+}
 
 // models are the models of the cluster's devices, sorted, each once.
 func models(c *simulate.Cluster) []string {
