@@ -143,11 +143,12 @@ test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's
 	@$(MAKE) test-kubelet || true
 	@$(MAKE) e2e-programs || true
 	@$(MAKE) test-timed || true
-	@setsid hack/background $(MAKE) -k -j2 test-unit test-scheduler test-plain test-disk test-model & background=$$!; \
-	  trap 'kill -- -$$background' EXIT; \
-	  $(MAKE) test-e2e || true; \
+	@setsid hack/background $(MAKE) -k -j2 test-unit test-scheduler test-plain test-disk test-model & computing=$$!; \
+	  $(MAKE) test-e2e & lab=$$!; \
+	  trap 'kill -- -$$computing; kill $$lab' EXIT; \
+	  wait $$computing || true; \
 	  $(MAKE) -k -j2 test-planes test-lab-unit || true; \
-	  wait $$background || true; trap - EXIT
+	  wait $$lab || true; trap - EXIT
 	@report="go run ./hack/testsum report -out $(DIST)/tests $(SUITES)"; \
 	  $$report || { $(MAKE) -k TESTSUM=again $(patsubst %,test-%,$(filter-out seeds,$(SUITES))); $$report; }
 
