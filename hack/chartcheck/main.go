@@ -222,13 +222,14 @@ var good = []struct {
 	},
 	{
 		name: "a class for nodes that move", set: []string{"--set",
-			`node.configs.moved.allocationPath=dra,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/gpu`, "--set-json",
-			`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive"}]`},
+			`node.configs.moved.allocationPath=dra,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/gpu`,
+			"--set-json", `sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive"}]`},
 		want: []string{"extendedResourceName: nvidia.com/gpu\n"},
 	},
 	{
 		name: "a class for devices beside the plugin's", set: []string{"--set",
-			`node.allocationPath=both,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/claims`, "--set-json", divided},
+			`node.allocationPath=both,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/claims`,
+			"--set-json", divided},
 		want: []string{"extendedResourceName: nvidia.com/claims\n"},
 	},
 	{
@@ -306,7 +307,8 @@ var bad = []struct {
 		"drs.enflame.divvy.dev and gcu.enflame.divvy.dev both have a.example/b"},
 	{"a class for what the plugin of the same node offers", []string{"--set",
 		`node.allocationPath=both,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/gpu`, "--set-json", divided},
-		"deviceClasses.extendedResourceNames: nvidia.com/gpu is also a resource with allocationPath plugin in sharedResources, beside devices"},
+		"deviceClasses.extendedResourceNames: nvidia.com/gpu is also a resource with allocationPath plugin in sharedResources, " +
+			"beside devices"},
 	{"a class for what the plugin of some nodes offers", []string{"--set",
 		`node.configs.b.allocationPath=both,deviceClasses.extendedResourceNames.gpu\.nvidia\.divvy\.dev=nvidia.com/gpu`, "--set-json",
 		strings.Replace(divided, "sharedResources", "node.configs.b.resources", 1)},

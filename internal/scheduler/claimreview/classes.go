@@ -60,8 +60,8 @@ func CheckClass(class *resourceapi.DeviceClass, units []Unit, offers Offers) (wa
 			"pods have ended, or use another name", nodesText(offers.Beside), class.Name))
 	}
 	if len(offers.Elsewhere) > 0 {
-		warnings = append(warnings, fmt.Sprintf("the device plugin of %s offers %s: pods that request it get its devices there, and claims "+
-			"of class %s on other nodes, until these nodes have allocationPath=dra", nodesText(offers.Elsewhere), name, class.Name))
+		warnings = append(warnings, fmt.Sprintf("the device plugin of %s offers %s: pods that request it get its devices there, and "+
+			"claims of class %s on other nodes, until these nodes have allocationPath=dra", nodesText(offers.Elsewhere), name, class.Name))
 	}
 	return warnings, nil
 }

@@ -89,14 +89,15 @@ func TestClasses(t *testing.T) {
 			admissionreview.Allowed, ""},
 		"offered on nodes that have not moved": {class, nil, []runtime.Object{nodeOffering("b", "", 8, 8), nodeOffering("a", "", 8, 8),
 			nodeOffering("c", "dra", 0, 0), published("nvidia", "c", 8)}, admissionreview.Allowed,
-			"the device plugin of each of 2 nodes, such as a, offers nvidia.com/gpu: pods that request it get its devices there, and claims " +
-				"of class gpu.nvidia.divvy.dev on other nodes, until these nodes have allocationPath=dra"},
+			"the device plugin of each of 2 nodes, such as a, offers nvidia.com/gpu: pods that request it get its devices there, and " +
+				"claims of class gpu.nvidia.divvy.dev on other nodes, until these nodes have allocationPath=dra"},
 		"offered on a node that moves": {class, nil, []runtime.Object{nodeOffering("a", "dra", 1, 1), published("nvidia", "a", 8)},
 			admissionreview.Allowed, "the device plugin of node a offers nvidia.com/gpu: pods that request it get its devices there, and " +
 				"claims of class gpu.nvidia.divvy.dev on other nodes, until these nodes have allocationPath=dra"},
 		"offered beside devices of the class": {class, nil, []runtime.Object{nodeOffering("a", "both", 4, 4), published("nvidia", "a", 4)},
 			admissionreview.Denied, `spec.extendedResourceName: Invalid value: "nvidia.com/gpu": the device plugin of node a offers it ` +
-				`beside devices for claims of class gpu.nvidia.divvy.dev, and pods that request it get none of these; set allocationPath=dra`},
+				`beside devices for claims of class gpu.nvidia.divvy.dev, and pods that request it get none of these; ` +
+				`set allocationPath=dra`},
 		"on several nodes": {class, nil, []runtime.Object{nodeOffering("c", "both", 4, 4), published("nvidia", "c", 4),
 			nodeOffering("b", "both", 4, 4), published("nvidia", "b", 4), nodeOffering("a", "", 4, 4)}, admissionreview.Denied,
 			"the device plugin of each of 2 nodes, such as b, offers it beside"},

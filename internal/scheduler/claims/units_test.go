@@ -142,21 +142,25 @@ func TestRequest(t *testing.T) {
 		claims all
 		want   string // units on devices of models, "" where it cannot be expressed
 	}{
-		"memory":              {slices: two, claims: all{claim(memory("2Gi"))}, want: "2048 on 1 of []"},
-		"it is rounded up":    {slices: two, claims: all{claim(memory("1048577"))}, want: "2 on 1 of []"},
-		"several devices":     {slices: two, claims: all{claim(asks("gcu", 2, wire.MemoryCapacity, "2Gi"))}, want: "2048 on 2 of []"},
-		"a model":             {slices: two, claims: all{claim(selecting(memory("2Gi"), model("== 'S60'")))}, want: "2048 on 1 of [gcu S60]"},
+		"memory":           {slices: two, claims: all{claim(memory("2Gi"))}, want: "2048 on 1 of []"},
+		"it is rounded up": {slices: two, claims: all{claim(memory("1048577"))}, want: "2 on 1 of []"},
+		"several devices":  {slices: two, claims: all{claim(asks("gcu", 2, wire.MemoryCapacity, "2Gi"))}, want: "2048 on 2 of []"},
+		"a model": {
+			slices: two, claims: all{claim(selecting(memory("2Gi"), model("== 'S60'")))}, want: "2048 on 1 of [gcu S60]",
+		},
 		"more than some have": {slices: two, claims: all{claim(memory("10Gi"))}, want: "10240 on 1 of []"},
 		"whole devices of one size": {
-			slices: offered{slice("x", whole("a", 16), whole("b", 16))}, claims: all{claim(asks("gcu", 1, "", ""))}, want: "16384 on 1 of []",
+			slices: offered{slice("x", whole("a", 16), whole("b", 16))}, claims: all{claim(asks("gcu", 1, "", ""))},
+			want: "16384 on 1 of []",
 		},
 		"a type": {
-			slices: offered{slice("x", modelled(gcu("a", 16), "S60"), mig)}, claims: all{claim(memory("2Gi"))}, want: "2048 on 1 of [gcu S60]",
+			slices: offered{slice("x", modelled(gcu("a", 16), "S60"), mig)}, claims: all{claim(memory("2Gi"))},
+			want: "2048 on 1 of [gcu S60]",
 		},
 		"whole devices of two sizes": {slices: two, claims: all{claim(memory(""))}},
 		"some devices of a model": {
-			slices: two, claims: all{claim(selecting(memory("1Gi"), fmt.Sprintf("device.capacity[%q].memory.isGreaterThan(quantity('8Gi')) && "+
-				"device.attributes[%q].model == 'S60' || 'x' == 'y'", driver, driver)))}, want: "1024 on 1 of [gcu S60]",
+			slices: two, claims: all{claim(selecting(memory("1Gi"), fmt.Sprintf("device.capacity[%q].memory.isGreaterThan(quantity('8Gi')) "+
+				"&& device.attributes[%q].model == 'S60' || 'x' == 'y'", driver, driver)))}, want: "1024 on 1 of [gcu S60]",
 		},
 		"two requests": {slices: two, claims: all{claim(memory("1Gi"), memory("1Gi"))}},
 		"two claims":   {slices: two, claims: all{claim(memory("1Gi")), claim(memory("1Gi"))}},
@@ -259,7 +263,8 @@ func TestClaimsAreRatedAsUnits(t *testing.T) {
 			request := asks("gcu", int64(a.Devices), wire.MemoryCapacity, resource.NewQuantity(int64(a.Units)*wire.MemoryStep,
 				resource.BinarySI).String())
 			if i := r.IntN(2 * len(models)); i < len(models) {
-				request = selecting(request, fmt.Sprintf("device.attributes[%q].model == %q", driver, strings.TrimPrefix(models[i], "gcu ")))
+				is := fmt.Sprintf("device.attributes[%q].model == %q", driver, strings.TrimPrefix(models[i], "gcu "))
+				request = selecting(request, is)
 				a.Only = &accel.Selection{UseModels: []string{models[i]}}
 			}
 			d := demandOf(t, a.CPU, request)

@@ -68,7 +68,8 @@ func (anyDevice) Get(string) (*resourceapi.DeviceClass, error) {
 // oldest pod first.
 func TestLearnPlaced(t *testing.T) {
 	node, shared := "n", true
-	m := &manager{claims: map[string]*resourceapi.ResourceClaim{}, slices: []*resourceapi.ResourceSlice{{Spec: resourceapi.ResourceSliceSpec{
+	none := map[string]*resourceapi.ResourceClaim{}
+	m := &manager{claims: none, slices: []*resourceapi.ResourceSlice{{Spec: resourceapi.ResourceSliceSpec{
 		Driver: wire.Driver("enflame"), NodeName: &node, Pool: resourceapi.ResourcePool{Name: "n", ResourceSliceCount: 1},
 		Devices: []resourceapi.Device{{Name: "a", AllowMultipleAllocations: &shared,
 			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{wire.MemoryCapacity: {Value: resource.MustParse("16Gi")}}}},
