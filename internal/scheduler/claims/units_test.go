@@ -160,7 +160,8 @@ func TestRequest(t *testing.T) {
 		"whole devices of two sizes": {slices: two, claims: all{claim(memory(""))}},
 		"some devices of a model": {
 			slices: two, claims: all{claim(selecting(memory("1Gi"), fmt.Sprintf("device.capacity[%q].memory.isGreaterThan("+
-				"quantity('8Gi')) && device.attributes[%q].model == 'S60' || 'x' == 'y'", driver, driver)))}, want: "1024 on 1 of [gcu S60]",
+				"quantity('8Gi')) && device.attributes[%q].model == 'S60' || 'x' == 'y'", driver, driver)))},
+			want: "1024 on 1 of [gcu S60]",
 		},
 		"two requests": {slices: two, claims: all{claim(memory("1Gi"), memory("1Gi"))}},
 		"two claims":   {slices: two, claims: all{claim(memory("1Gi")), claim(memory("1Gi"))}},
