@@ -211,7 +211,8 @@ func (w *world) eventually(what string, done func(context.Context) error) {
 func (w *world) serve(handler http.Handler) (url string) {
 	server := httptest.NewServer(handler)
 	w.Cleanup(func() {
-		server.CloseClientConnections() // watches end with it
+		_ = server.Listener.Close()     // a program that still runs would connect again
+		server.CloseClientConnections() // watches end with it, which Close would wait for
 		server.Close()
 	})
 	return server.URL
