@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -60,6 +62,11 @@ func TestWhy(t *testing.T) {
 			_, err := lab.CLI.Kubectl(t.Context(), "cordon", layout.NodeName)
 			must(t, err)
 			t.Cleanup(func() { _, _ = lab.CLI.Kubectl(context.WithoutCancel(t.Context()), "uncordon", layout.NodeName) })
+			// kube-scheduler hears of it by its watch, and may have placed a pod by then.
+			must(t, poll.Until(t.Context(), podTimeout, "kube-scheduler to pass over the node", func(ctx context.Context) error {
+				_, err := lab.Pods.WaitEvent(ctx, 5*time.Second, create(t, one("probe", 1))[0], "were unschedulable")
+				return errors.Join(err, lab.Pods.Delete(ctx, "probe"))
+			}))
 		}, why.Cordoned, "were unschedulable", why.ChangeNode},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

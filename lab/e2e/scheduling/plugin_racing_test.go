@@ -62,8 +62,10 @@ func (r *race) lose(next http.Handler) http.Handler {
 		case 1:
 			panic(http.ErrAbortHandler) // it never arrived
 		case 2:
+			// Also longer than a bind may take, but not as long as the Lease lasts of a leader that is paused
+			// and cannot give up: a bind that comes after that is for the node to reject.
 			select {
-			case <-time.After(2 * controlplane.PluginLease):
+			case <-time.After(time.Duration(r.intn(int(controlplane.PluginLease / 2)))):
 			case <-request.Context().Done():
 				return
 			}
