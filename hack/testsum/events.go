@@ -219,7 +219,7 @@ const (
 // How much of what a test that failed said stands beside its name, in lines and bytes.
 const (
 	reasonLines  = 8
-	reasonLength = 600
+	reasonLength = 300
 )
 
 // printFailures prints the names of the tests that failed and why, what they printed,
@@ -250,15 +250,15 @@ func (r *recorder) printFailures(pkg, log string) {
 	fmt.Fprint(r.out, indent(lastLines(log, packageLines)))
 }
 
-// reasons returns the last lines that a test itself said, cut off where they are long.
+// reasons returns the first lines that a test itself said, cut off where they are long.
 func reasons(text string) []string {
 	var said []string
 	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); reported.MatchString(line) {
+		if line = strings.TrimSpace(line); reported.MatchString(line) && len(said) < reasonLines {
 			said = append(said, strings.ToValidUTF8(line[:min(len(line), reasonLength)], ""))
 		}
 	}
-	return said[max(0, len(said)-reasonLines):]
+	return said
 }
 
 // lastLines returns the last n lines of a text, after one that says how many

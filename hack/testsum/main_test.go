@@ -132,7 +132,7 @@ func TestPrintFailures(t *testing.T) {
 				"output|TestA|    a_test.go:14: and " + strings.Repeat("x", 2000)}, long("TestA", 300),
 				[]string{"fail|TestA", "output||FAIL", "fail|"}),
 			first: "    failed: TestA",
-			want:  []string{"a_test.go:12: want 1, got 2", "a_test.go:14: and " + strings.Repeat("x", 582) + "\n", "lines left out"},
+			want:  []string{"a_test.go:12: want 1, got 2", "a_test.go:14: and " + strings.Repeat("x", 282) + "\n", "lines left out"},
 		},
 		"a short log as a whole": {
 			in:    []string{"run|TestA", "fail|TestA", "output||FAIL", "fail|"},
@@ -250,7 +250,7 @@ func TestShorten(t *testing.T) {
 		"what the test said, not what a program logged": {
 			in: "=== RUN   TestA\nI1120 starting\n    a_test.go:12: want 1, got 2\n    a_test.go:13: and more\nI1120 stopping\n--- " +
 				"FAIL: TestA (0.1s)\n",
-			want: "a_test.go:13: and more",
+			want: "a_test.go:12: want 1, got 2 | a_test.go:13: and more",
 		},
 		"a panic": {in: "panic: no\n\ngoroutine 1\nFAIL\texample.com/m 0.1s\n", want: "panic: no"},
 		"what the program said last, not how it ended": {

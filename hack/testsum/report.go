@@ -135,17 +135,20 @@ var crashed = regexp.MustCompile(`^(panic|fatal error): `)
 // ends in that way.
 var summary = regexp.MustCompile(`^(--- FAIL|FAIL\b|PASS$|exit status \d+$)`)
 
-// shorten takes one line of what a failed test printed; more of it was printed
-// when it failed. It is the last that the test itself said, which a failure ends
-// and a log seldom does, else why it crashed, else the last that is more than a
-// word on how it ended.
+// saidLines is how many lines of what a test said stand beside its name in the report: a log may
+// come before what failed, and logs of programs come after it.
+const saidLines = 4
+
+// shorten takes from what a failed test printed what stands beside its name; more
+// was printed when it failed. It is what the test itself said first, else why it crashed,
+// else the last that is more than a word on how it ended.
 func shorten(text string) string {
-	last, said, crash := "no output", "", ""
+	last, crash := "no output", ""
+	if said := reasons(text); len(said) > 0 {
+		return strings.Join(said[:min(len(said), saidLines)], " | ")
+	}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
-		if reported.MatchString(line) {
-			said = line
-		}
 		if crash == "" && crashed.MatchString(line) {
 			crash = line
 		}
@@ -153,5 +156,5 @@ func shorten(text string) string {
 			last = line
 		}
 	}
-	return cmp.Or(said, crash, last)
+	return cmp.Or(crash, last)
 }

@@ -195,6 +195,7 @@ func (w *world) right() simnodes.Used {
 	}
 	used, err := w.nodes.Used(w.pods(), key)
 	if err != nil {
+		w.Attr("second-try", "no") // a busy machine is no reason
 		w.Error(err)
 	}
 	return used
