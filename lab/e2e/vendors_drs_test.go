@@ -18,7 +18,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
-	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // efsmiFolder is where the vendor's tools have their program on the node, and drsState what
@@ -35,7 +34,7 @@ func TestDRS(t *testing.T) {
 	t.Cleanup(func() {
 		// The daemon stops running the program before that is removed.
 		ctx := context.WithoutCancel(ctx)
-		if err := errors.Join(lab.Pods.DeleteAll(ctx), lab.Node.Label(ctx, testenv.ConfigLabel, ""), os.RemoveAll(efsmiFolder),
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), lab.Divvy.Choose(ctx, &lab.Node, ""), os.RemoveAll(efsmiFolder),
 			os.RemoveAll(drsState)); err != nil {
 			t.Error(err)
 		}

@@ -82,6 +82,26 @@ func (d *Divvy) take(ctx context.Context, before applied) error {
 	})
 }
 
+// Choose chooses a configuration of the node, "" for that of all nodes, and waits until the daemon
+// has read it.
+func (d *Divvy) Choose(ctx context.Context, node *Node, name string) error {
+	object, err := node.Get(ctx)
+	if err != nil || object.Labels[ConfigLabel] == name {
+		return err
+	}
+	before, err := d.configured(ctx)
+	if err = errors.Join(err, node.Label(ctx, ConfigLabel, name)); err != nil {
+		return err
+	}
+	return poll.Until(ctx, configTimeout, "the daemon to use another configuration", func(ctx context.Context) error {
+		now, err := d.configured(ctx)
+		if err == nil && now.pod == before.pod && now.reloads == before.reloads {
+			err = fmt.Errorf("it has read %d new ones", now.reloads)
+		}
+		return err
+	})
+}
+
 // Poke makes kubelet update at once what it has mounted into a part's pod. By
 // itself it does so about once a minute.
 func (d *Divvy) Poke(ctx context.Context, part string) error {
