@@ -95,7 +95,7 @@ type illness struct {
 	// mend does what no command can; nil where the commands that the doctor prints
 	// are all that is to be done.
 	mend func(t *testing.T, ctx context.Context)
-	// after removes what is left once it is mended, nil for nothing.
+	// after removes what is left once it is repaired, nil for nothing.
 	after func(t *testing.T, ctx context.Context)
 }
 

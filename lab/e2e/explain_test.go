@@ -151,7 +151,7 @@ func TestExplain(t *testing.T) {
 	if !strings.Contains(text, "POLICY    binpack") || !strings.Contains(text, "chosen") {
 		t.Errorf("shown: %s", text)
 	}
-	if text, err := lab.CLI.Kubectl(ctx, "divvy", "explain", "-n", namespace, "nobody"); err == nil ||
+	if text, err := lab.CLI.Kubectl(ctx, "divvy", "explain", "-n", namespace, "absent"); err == nil ||
 		!strings.Contains(err.Error()+text, "no decision about pod") {
 		t.Errorf("of a pod that is not: %v %s", err, text)
 	}

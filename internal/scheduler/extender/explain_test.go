@@ -91,7 +91,7 @@ func TestExplainWhatIsNotKnown(t *testing.T) {
 	bound.Spec.NodeName = "node-a"
 	w.add(bound)
 	for pod, want := range map[string]string{
-		"nobody": "no pod of that name requests a shared resource",
+		"absent": "no pod of that name requests a shared resource",
 		"waits":  "kubectl divvy why -n team waits",
 		"bound":  "it was placed before",
 	} {
@@ -106,9 +106,9 @@ func TestExplainWhatIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestNobodyElseIsRecorded: a caller that may not bind could fill the record with pods that
+// TestOthersAreNotRecorded: a caller that may not bind could fill the record with pods that
 // are not.
-func TestNobodyElseIsRecorded(t *testing.T) {
+func TestOthersAreNotRecorded(t *testing.T) {
 	w := recording(t)
 	body := mustJSON(t, extenderv1.ExtenderArgs{Pod: newPod("p", 8), NodeNames: &[]string{"node-a"}})
 	if _, err := w.extender.filter(t.Context(), body, nil); err != nil { // with no caller
