@@ -85,15 +85,12 @@ func makeRoom(slots []place.Slot, ask *place.Ask, pods []occupant) (victims, roo
 	for i := range slots {
 		free[i] = slots[i].Free
 	}
-	able := func(s *place.Slot) bool {
-		return !s.Unhealthy && s.Total >= ask.Units && ask.Only.Allows(s.ID, s.Model, s.Tier)
-	}
 	taken := make([]bool, len(pods))
 	for range ask.Devices {
 		best, found := choice{}, false
 		for i := range slots {
 			s := &slots[i]
-			if slices.Contains(room, i) || !able(s) {
+			if slices.Contains(room, i) || !ask.FitsEmpty(s) {
 				continue
 			}
 			c, enough := roomOn(i, ask.Units-free[i], pods, taken)
@@ -114,10 +111,10 @@ func makeRoom(slots []place.Slot, ask *place.Ask, pods []occupant) (victims, roo
 		}
 	}
 	if ask.Devices > 1 && slices.ContainsFunc(pods, func(o occupant) bool { return len(o.parts) > 1 }) {
-		if less := lessHarm(slots, ask, able, pods, taken); less != nil {
+		if less := lessHarm(slots, ask, pods, taken); less != nil {
 			taken, room = less, room[:0]
 			for i := range slots {
-				if free[i] = freeWithout(&slots[i], i, pods, taken); len(room) < ask.Devices && able(&slots[i]) && free[i] >= ask.Units {
+				if free[i] = freeWithout(&slots[i], i, pods, taken); len(room) < ask.Devices && ask.FitsEmpty(&slots[i]) && free[i] >= ask.Units {
 					room = append(room, i)
 				}
 			}
@@ -165,7 +162,7 @@ type search struct {
 }
 
 // lessHarm returns a set that is less harmful than the one that is taken, or nil.
-func lessHarm(slots []place.Slot, ask *place.Ask, able func(*place.Slot) bool, pods []occupant, taken []bool) []bool {
+func lessHarm(slots []place.Slot, ask *place.Ask, pods []occupant, taken []bool) []bool {
 	s := search{units: ask.Units, devices: ask.Devices, pods: pods, taken: make([]bool, len(pods)), looks: maxLooks}
 	for v := range pods {
 		if s.taken[v] = pods[v].ending; !pods[v].ending {
@@ -176,7 +173,7 @@ func lessHarm(slots []place.Slot, ask *place.Ask, able func(*place.Slot) bool, p
 		}
 	}
 	for i := range slots {
-		if able(&slots[i]) {
+		if ask.FitsEmpty(&slots[i]) {
 			s.slots = append(s.slots, i)
 			s.free = append(s.free, freeWithout(&slots[i], i, pods, s.taken))
 		}

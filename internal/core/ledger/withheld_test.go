@@ -194,3 +194,15 @@ func TestLeast(t *testing.T) {
 	publish(2)
 	w.code(two(4, 2), accel.Fits)
 }
+
+// No pod is evicted for one that has less than a container must have there.
+func TestLeastAndEviction(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.SetNode("n1", []accel.Inventory{{Resource: gcu, Unit: "1", Several: true, Least: 3, Shares: cards(16)}})
+	w.placed("n1", "x:16@a")
+	for units, want := range map[accel.Units]string{2: "", 3: "x"} {
+		if got := w.victims(of("p", 100, units), "n1", "x"); got != want {
+			t.Errorf("for %d units %q has to go, want %q", units, got, want)
+		}
+	}
+}

@@ -67,7 +67,15 @@ type Ask struct {
 // Fits reports whether a pod may go to the slot: a device of which it asks
 // nothing must be healthy as well.
 func (a *Ask) Fits(s *Slot) bool {
-	return !s.Unhealthy && max(s.Free, 0) >= a.Units && a.Suffices(s) && (a.Only == nil || a.Only.Allows(s.ID, s.Model, s.Tier))
+	return max(s.Free, 0) >= a.Units && a.allows(s)
+}
+
+// FitsEmpty reports whether a pod could go to the slot if no pod held any of it and the node
+// withheld nothing.
+func (a *Ask) FitsEmpty(s *Slot) bool { return s.Total >= a.Units && a.allows(s) }
+
+func (a *Ask) allows(s *Slot) bool {
+	return !s.Unhealthy && a.Suffices(s) && (a.Only == nil || a.Only.Allows(s.ID, s.Model, s.Tier))
 }
 
 // Suffices reports whether each container of the pod has as much of the slot as one must have.
