@@ -25,13 +25,13 @@ type PolicyKind struct {
 	RandomTies bool
 	// New makes the policy for one run. Its result is used by that run alone.
 	New func(c *Cluster, w *Workload) place.Policy
-	// Door makes what places the pods of one run by the policy; nil for the extender's ledger. It shows a policy all
+	// Placer makes what places the pods of one run by the policy; nil for the extender's ledger. It shows a policy all
 	// nodes.
-	Door func(c *Cluster, p place.Policy) Door
+	Placer func(c *Cluster, p place.Policy) Placer
 }
 
-// Door places pods in another way than the extender's ledger does. A policy that learns does so there.
-type Door interface {
+// Placer places pods in another way than the extender's ledger does. A policy that learns does so there.
+type Placer interface {
 	// Place puts a pod on the best node, of equal ones the first in the order of the names; false where it fits nowhere.
 	Place(uid string, names []string, a *place.Ask) (bool, error)
 	Remove(uid string)

@@ -139,7 +139,7 @@ func (e *Experiment) Validate() error {
 		errs = append(errs, fmt.Errorf("%d seeds: at least one is needed", e.Seeds))
 	}
 	for _, kind := range e.Policies {
-		if kind.Door != nil && e.Sample {
+		if kind.Placer != nil && e.Sample {
 			errs = append(errs, fmt.Errorf("policy %s: it is shown all nodes, so no sample can be simulated", kind.Name))
 		}
 	}

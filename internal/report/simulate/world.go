@@ -21,8 +21,8 @@ const resource accel.Resource = "simulated"
 // choice between nodes, which is kube-scheduler's part.
 type world struct {
 	books *ledger.Ledger
-	// door places pods in place of the books; nil where these do.
-	door Door
+	// placer places pods in place of the ledger; nil where that does.
+	placer Placer
 	// names are the nodes in the order in which they win ties.
 	names []string
 	// ties is nil where the first of equally rated nodes is taken.
@@ -141,8 +141,8 @@ type placement struct {
 // place puts a pod on the best node, false where it fits nowhere. Its error is
 // one of the program: the ledger refuses what it has just found to fit.
 func (w *world) place(a *place.Ask) (placement, bool, error) {
-	if w.door != nil {
-		return w.placeBy(w.door, a)
+	if w.placer != nil {
+		return w.placeBy(w.placer, a)
 	}
 	best := w.choose(a)
 	if best < 0 {
@@ -166,9 +166,9 @@ func (w *world) place(a *place.Ask) (placement, bool, error) {
 	return p, true, nil
 }
 
-func (w *world) placeBy(door Door, a *place.Ask) (placement, bool, error) {
+func (w *world) placeBy(placer Placer, a *place.Ask) (placement, bool, error) {
 	p := placement{uid: strconv.Itoa(w.placed + 1), takes: sumsOf(a)}
-	ok, err := door.Place(p.uid, w.names, a)
+	ok, err := placer.Place(p.uid, w.names, a)
 	if !ok || err != nil {
 		return placement{}, false, err
 	}
@@ -178,8 +178,8 @@ func (w *world) placeBy(door Door, a *place.Ask) (placement, bool, error) {
 }
 
 func (w *world) remove(p placement) {
-	if w.door != nil {
-		w.door.Remove(p.uid)
+	if w.placer != nil {
+		w.placer.Remove(p.uid)
 	} else {
 		w.books.Forget(p.uid)
 	}
@@ -203,8 +203,8 @@ func newRun(c *Cluster, w *Workload, kind PolicyKind, rng, ties *rand.Rand, samp
 	}
 	policy := kind.New(c, w)
 	r := &run{world: newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties, sampled), policy: policy, clock: clock}
-	if kind.Door != nil {
-		r.door = kind.Door(c, policy)
+	if kind.Placer != nil {
+		r.placer = kind.Placer(c, policy)
 	}
 	return r
 }
@@ -233,8 +233,8 @@ func (r *run) renew(i int) {
 	if !renews || i%fragmentation.RenewAfter != 0 && (i >= fragmentation.RenewAfter || i%fragmentation.RenewFirst != 0) {
 		return
 	}
-	if r.door != nil {
-		p.Renew(r.door.Nodes())
+	if r.placer != nil {
+		p.Renew(r.placer.Nodes())
 		return
 	}
 	p.Renew(r.books.Each(resource))

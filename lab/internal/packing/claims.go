@@ -32,8 +32,8 @@ const (
 
 // throughClaims are policies as divvy-scheduler rates nodes by for pods with claims. A prior is for units alone.
 var throughClaims = []simulate.PolicyKind{
-	{Name: BinpackClaims, New: same(place.Binpack), Door: newClaimsDoor},
-	{Name: FragmentationClaims, Door: newClaimsDoor, New: func(*simulate.Cluster, *simulate.Workload) place.Policy {
+	{Name: BinpackClaims, New: same(place.Binpack), Placer: newClaimsPlacer},
+	{Name: FragmentationClaims, Placer: newClaimsPlacer, New: func(*simulate.Cluster, *simulate.Workload) place.Policy {
 		return learned{fragmentation.New(demand.Options{})}
 	}},
 }
@@ -54,9 +54,9 @@ func (l learned) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, ra
 // The names of the devices' driver, and of the one class, in claims of a simulation.
 const vendor, className = "nvidia", "gpu"
 
-// claimsDoor places pods by claims: divvy-scheduler's ranking names the node, and devices are allocated there in the
+// claimsPlacer places pods by claims: divvy-scheduler's ranking names the node, and devices are allocated there in the
 // order in which a node lists them, the most used first. One unit is one step of memory.
-type claimsDoor struct {
+type claimsPlacer struct {
 	policy  place.Policy
 	catalog *claims.Catalog
 	state   claims.State
@@ -80,8 +80,8 @@ type claimedPod struct {
 	devices []int
 }
 
-func newClaimsDoor(c *simulate.Cluster, p place.Policy) simulate.Door {
-	d := &claimsDoor{policy: p, catalog: claims.NewCatalog(), nodes: map[string]*claimedNode{}, demands: map[place.Ask]claims.Demand{},
+func newClaimsPlacer(c *simulate.Cluster, p place.Policy) simulate.Placer {
+	d := &claimsPlacer{policy: p, catalog: claims.NewCatalog(), nodes: map[string]*claimedNode{}, demands: map[place.Ask]claims.Demand{},
 		placed: map[string]claimedPod{}}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
@@ -133,7 +133,7 @@ func selector(format string, args ...any) []resourceapi.DeviceSelector {
 }
 
 // demand is what a pod's claim asks for.
-func (d *claimsDoor) demand(a *place.Ask) (claims.Demand, error) {
+func (d *claimsPlacer) demand(a *place.Ask) (claims.Demand, error) {
 	if known, ok := d.demands[*a]; ok {
 		return known, nil
 	}
@@ -171,8 +171,8 @@ func again[T any](do func() (T, error)) (T, error) {
 	}
 }
 
-// Place implements simulate.Door.
-func (d *claimsDoor) Place(uid string, names []string, a *place.Ask) (bool, error) {
+// Place implements simulate.Placer.
+func (d *claimsPlacer) Place(uid string, names []string, a *place.Ask) (bool, error) {
 	ratings, err := d.rate(a)
 	if err != nil {
 		return false, err
@@ -199,21 +199,21 @@ func (d *claimsDoor) Place(uid string, names []string, a *place.Ask) (bool, erro
 	return true, d.learn(a)
 }
 
-// Remove implements simulate.Door.
-func (d *claimsDoor) Remove(uid string) {
+// Remove implements simulate.Placer.
+func (d *claimsPlacer) Remove(uid string) {
 	pod := d.placed[uid]
 	delete(d.placed, uid)
 	d.count(&pod, -1)
 }
 
-// Nodes implements simulate.Door.
-func (d *claimsDoor) Nodes() iter.Seq2[string, *place.Node] {
+// Nodes implements simulate.Placer.
+func (d *claimsPlacer) Nodes() iter.Seq2[string, *place.Node] {
 	return d.catalog.Each(claims.ResourceOf(wire.Driver(vendor)))
 }
 
 // rate returns the ratings of the nodes on whose devices a pod fits. One without a claim is rated by the policy, as
 // the ledger's simulation does.
-func (d *claimsDoor) rate(a *place.Ask) (map[string]int64, error) {
+func (d *claimsPlacer) rate(a *place.Ask) (map[string]int64, error) {
 	out := make(map[string]int64, len(d.nodes))
 	if a.Devices == 0 {
 		for name := range d.nodes {
@@ -238,7 +238,7 @@ func (d *claimsDoor) rate(a *place.Ask) (map[string]int64, error) {
 }
 
 // learn counts a pod with a claim, as divvy-scheduler does when it is bound.
-func (d *claimsDoor) learn(a *place.Ask) error {
+func (d *claimsPlacer) learn(a *place.Ask) error {
 	l, learns := d.policy.(learned)
 	if !learns || a.Devices == 0 {
 		return nil
@@ -276,7 +276,7 @@ func (n *claimedNode) allocate(a *place.Ask) []int {
 }
 
 // count adds what a pod has to what is held on its node, or takes it away.
-func (d *claimsDoor) count(pod *claimedPod, sign int64) {
+func (d *claimsPlacer) count(pod *claimedPod, sign int64) {
 	n := pod.node
 	if n.CPU != place.Unlimited {
 		n.CPU -= sign * pod.ask.CPU
