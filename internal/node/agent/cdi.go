@@ -38,9 +38,6 @@ type cdiWriter struct {
 	// describers have the complete descriptions, by vendor, for vendors that have
 	// any. The map is fixed once the agent is built.
 	describers map[string]*describer
-	// contexts is how much memory the context of a process takes, in MiB, by vendor, as far as it
-	// is configured.
-	contexts map[string]int
 	// limits and mps have the CDI devices that bound what containers get.
 	limits *limitDesk
 	mps    *mpsDesk
@@ -76,7 +73,7 @@ type cdiWriter struct {
 func newCDIWriter(c config.NodeConfig, o LimitOptions) *cdiWriter {
 	return &cdiWriter{
 		dir: c.CDIDir, checkpoint: filepath.Join(c.KubeletDir, "device-plugins", kubeletCheckpoint), describers: map[string]*describer{},
-		limits: newLimitDesk(o, c), mps: newMPSDesk(c), contexts: c.Usage.Overuse.ContextAllowanceMiB,
+		limits: newLimitDesk(o, c), mps: newMPSDesk(c),
 		known: map[accel.DeviceID]accel.Device{}, lasting: map[*pool]cdiKinds{}, given: map[backend.CDIDevice]time.Time{},
 		wanted: map[*pool]cdiKinds{}, common: map[string]cdispecs.ContainerEdits{}, files: map[string]cdiOnDisk{},
 		ensured: map[string]cdiOnDisk{}, former: map[string]bool{},

@@ -23,15 +23,11 @@ type claimLimits struct {
 	records     *records
 	discoveries *discoveries
 	desk        *limitDesk
-	// contexts is how much memory the context of a process takes, in MiB, by vendor, as far as it
-	// is configured.
-	contexts map[string]int
 }
 
 func newClaimLimits(a *Agent) *claimLimits {
 	c := &a.o.Config
-	l := &claimLimits{chosen: map[string][]func(sharing.Card) bool{}, records: a.records, discoveries: a.discoveries, desk: a.cdi.limits,
-		contexts: a.cdi.contexts}
+	l := &claimLimits{chosen: map[string][]func(sharing.Card) bool{}, records: a.records, discoveries: a.discoveries, desk: a.cdi.limits}
 	for i := range c.Resources {
 		if r := &c.Resources[i]; c.PathOf(r) == config.PathDRA && r.Mode == config.ModeMemory && r.Isolation == config.IsolationDriver {
 			l.chosen[r.Vendor] = append(l.chosen[r.Vendor], chooserOf(r, c.Vendors[r.Vendor].Partitions()))
@@ -78,9 +74,10 @@ func (l *claimLimits) hooks(vendor string, p alloc.Portion) ([]*cdispecs.Hook, e
 		return nil, nil
 	}
 	mib := limitMiB(uint64(max(p.Bytes, 0)))
-	if context := uint64(max(l.contexts[vendor], 0)); p.Bytes > 0 && mib <= context {
-		return nil, alloc.Reject(alloc.Isolation, "the limit of %d MiB of device %s would leave no memory beside the context of a "+
-			"process, which takes %d MiB by contextAllowanceMiB; request more", mib, p.Chip, context)
+	if p.Bytes > 0 {
+		if err := l.desk.besideContext(vendor, p.Chip, mib); err != nil {
+			return nil, err
+		}
 	}
 	one, ok := l.desk.device(vendor, p.Chip, mib)
 	if !ok || l.partition(vendor, p.Chip) {
@@ -113,16 +110,20 @@ func (d *claimDesk) containers(pods []*corev1.Pod) []usage.Container {
 	e, done := d.records.owner.use()
 	held := slices.DeleteFunc(e.Claims.All(), func(c alloc.Claim) bool { return !c.Prepared })
 	done()
+	if len(held) == 0 {
+		return nil
+	}
+	holders := dra.Holders(held)
 	var out []usage.Container
 	for _, pod := range pods {
-		if terminal(pod) || len(held) == 0 {
+		if terminal(pod) {
 			continue
 		}
 		for _, use := range dra.Uses(pod) {
 			if ended(pod, use.Container) {
 				continue
 			}
-			for vendor, portions := range dra.Holds(held, use) {
+			for vendor, portions := range holders(use) {
 				for _, p := range portions {
 					out = append(out, usage.Container{Namespace: pod.Namespace, Pod: pod.Name, PodUID: cgroupUID(pod), Name: use.Container,
 						Resource: accel.Resource(wire.Driver(vendor)), Device: p.Chip, Bytes: uint64(max(p.Bytes, 0))})

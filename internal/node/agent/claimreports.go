@@ -56,7 +56,7 @@ func (r claimReports) answered(vendor string) func([]*resourceapi.ResourceClaim,
 		for _, claim := range claims {
 			names = append(names, claim.Name)
 		}
-		message := fmt.Sprintf("the devices of claim %s cannot be prepared, and kubelet asks again in about a minute: %v",
+		message := fmt.Sprintf("the devices of claim %s cannot be prepared; kubelet retries in about a minute: %v",
 			strings.Join(names, ", "), err)
 		reported := map[string]bool{}
 		for _, claim := range claims {

@@ -27,6 +27,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/cgroup"
 	"github.com/divvy-gpu/divvy/internal/node/dra"
 	"github.com/divvy-gpu/divvy/internal/node/state"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 // claimsFile is the file of the state folder that has what claims hold.
@@ -89,7 +90,7 @@ func newClaimDesk(ctx context.Context, a *Agent) *claimDesk {
 	saved, exists, err := d.file.Load()
 	if err != nil {
 		aside, moveErr := d.file.Quarantine()
-		klog.FromContext(ctx).Error(errors.Join(err, moveErr), "Recovering from the API server what claims hold", "movedTo", aside)
+		klog.FromContext(ctx).Error(errors.Join(err, moveErr), "Recovering claim allocations from the API server", "movedTo", aside)
 	}
 	saved.Partial = saved.Partial || err != nil || d.serves && !exists
 	for _, r := range a.offerings {
@@ -147,14 +148,14 @@ func waysOf(c *config.NodeConfig, vendor string) []alloc.Config {
 
 // run keeps what claims hold in order until ctx ends.
 func (d *claimDesk) run(ctx context.Context) {
-	d.repeat(ctx, "Could not recover what claims hold", d.recover)
+	d.repeat(ctx, "Could not recover claim allocations", d.recover)
 	if ctx.Err() != nil {
 		return
 	}
 	close(d.recovered)
 	for sleep(ctx, claimsCollect) {
 		if err := d.collect(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not find out which claims are used")
+			klog.FromContext(ctx).Error(err, "Could not determine which claims are in use")
 		}
 	}
 }
@@ -230,7 +231,7 @@ func (d *claimDesk) recover(ctx context.Context) error {
 		if terminal(pod) {
 			continue
 		}
-		for _, name := range dra.ClaimsOf(pod) {
+		for _, name := range kube.ClaimsOf(pod) {
 			claim, err := d.client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				continue
@@ -252,7 +253,7 @@ func (d *claimDesk) recover(ctx context.Context) error {
 	e, done = d.records.owner.use()
 	e.Claims.Recover(found)
 	done()
-	klog.FromContext(ctx).Info("Recovered what claims hold", "claims", len(found))
+	klog.FromContext(ctx).Info("Recovered claim allocations", "claims", len(found))
 	d.withdrawn()
 	return d.save()
 }
@@ -324,7 +325,7 @@ func (d *claimDesk) save() error {
 	s := e.Claims.State()
 	done()
 	if err := d.file.Save(s); err != nil {
-		return fmt.Errorf("save what claims hold: %w", err)
+		return fmt.Errorf("save claim allocations: %w", err)
 	}
 	return nil
 }
@@ -539,7 +540,7 @@ func (d *claimDesk) ready() error {
 	var missing []error
 	e, done := d.records.owner.use()
 	if e.Claims.State().Partial {
-		missing = append(missing, errors.New("it is not known yet what resource claims hold"))
+		missing = append(missing, errors.New("claim allocations have not been recovered yet"))
 	}
 	done()
 	_, found, _ := d.discoveries.all()

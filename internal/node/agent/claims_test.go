@@ -397,7 +397,7 @@ func TestLimitedClaims(t *testing.T) {
 		t.Errorf("limits by a hook that is not installed: %s", got)
 	}
 	a.cdi.limits.offer("nvidia", "/hook", "dmem")
-	a.claims.limits.contexts = map[string]int{"nvidia": 300}
+	a.claims.limits.desk.contexts = map[string]int{"nvidia": 300}
 	tests := map[string]struct {
 		own, all []alloc.Portion
 		want     string

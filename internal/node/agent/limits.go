@@ -70,7 +70,10 @@ type limitDesk struct {
 	// hook is the program on the host, by vendor, while containers can be limited. It is guarded
 	// by mu.
 	hooks map[string]string
-	// claims say which claims have limits; nil for none.
+	// contexts is how much memory the context of a process takes, in MiB, by vendor, as far as it
+	// is configured.
+	contexts map[string]int
+	// claims say which claims have limits; nil until New has built the claim desk.
 	claims *claimLimits
 	// running are the containers of the last pass, by device; guarded by mu. What it has is not changed.
 	running map[accel.DeviceID][]limits.Container
@@ -78,7 +81,18 @@ type limitDesk struct {
 
 func newLimitDesk(o LimitOptions, c config.NodeConfig) *limitDesk {
 	return &limitDesk{o: o, proof: newProof(c, config.IsolationDriver), hooks: map[string]string{},
+		contexts:   c.Usage.Overuse.ContextAllowanceMiB,
 		driverRoot: func(vendor string) string { return cmp.Or(c.Vendors[vendor].DriverRoot, "/") }}
+}
+
+// besideContext returns why a limit leaves no memory beside the context of a process; nil where it does.
+func (d *limitDesk) besideContext(vendor string, id accel.DeviceID, mib uint64) error {
+	context := uint64(max(d.contexts[vendor], 0))
+	if mib > context {
+		return nil
+	}
+	return alloc.Reject(alloc.Isolation, "the limit of %d MiB of device %s would leave no memory beside the context of a "+
+		"process, which takes %d MiB by contextAllowanceMiB; request more", mib, id, context)
 }
 
 // await finds out whether containers of a vendor's devices can be limited, before they are

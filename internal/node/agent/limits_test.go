@@ -416,12 +416,12 @@ func TestLimitBelowAContext(t *testing.T) {
 		t.Errorf("at least %d bytes without limits in the driver", bytes)
 	}
 	for units, want := range map[accel.Units]string{5: "the limit of 512 MiB of device a would leave no memory beside the context", 6: ""} {
-		m.writer.contexts = map[string]int{"enflame": 512}
+		m.writer.limits.contexts = map[string]int{"enflame": 512}
 		_, err := p.limit([]accel.DeviceID{"a"}, units, 0)
 		if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%d units: %v, want %q", units, err, want)
 		}
-		m.writer.contexts = nil
+		m.writer.limits.contexts = nil
 		if _, err := p.limit([]accel.DeviceID{"a"}, units, 0); err != nil {
 			t.Errorf("%d units, and it is not known what a context takes: %v", units, err)
 		}

@@ -67,7 +67,8 @@ type records struct {
 	resources []accel.Resource
 	planned   func(*corev1.Pod) *accel.Grant
 	ending    func() map[accel.Resource][]accel.DeviceID
-	// claimed returns what the containers of pods have of claims, nil where those are not served.
+	// claimed returns what the containers of pods have of claims; nil until New has built the
+	// claim desk.
 	claimed func([]*corev1.Pod) []usage.Container
 
 	// turn is held while kubelet is being answered and while kubelet is asked

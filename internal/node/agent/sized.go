@@ -185,10 +185,10 @@ func (w *cdiWriter) limit(p *pool, ids []accel.DeviceID, units accel.Units, perc
 			if !ok {
 				return nil, nil
 			}
-			// A context of MPS is smaller.
-			if context := uint64(max(w.contexts[p.config.Vendor], 0)); s.kind() == limitKind && mib > 0 && mib <= context {
-				return nil, alloc.Reject(alloc.Isolation, "the limit of %d MiB of device %s would leave no memory beside the context of a "+
-					"process, which takes %d MiB by contextAllowanceMiB; request more", mib, id, context)
+			if s.kind() == limitKind && mib > 0 { // a context of MPS is smaller
+				if err := w.limits.besideContext(p.config.Vendor, id, mib); err != nil {
+					return nil, err
+				}
 			}
 			if err := w.put(s, p, one); err != nil {
 				return nil, err

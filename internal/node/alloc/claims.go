@@ -250,7 +250,7 @@ func (c *Claims) Devices(vendor string) []ClaimDevice {
 		} else if d.Shared && d.Card.MemoryBytes > 0 {
 			d.Used = min(float64(held.Bytes)/float64(d.Card.MemoryBytes), 1)
 		}
-		if r, taken := c.pools.without(c.parents, d.Card.Chips...); taken {
+		if r, taken := c.pools.without(nil, c.parents, d.Card.Chips...); taken {
 			d.Elsewhere = r
 		}
 	}
@@ -372,7 +372,7 @@ func (c *Claims) fits(claim *Claim, position int) error {
 			return unknownf(p.config.Resource)
 		}
 	}
-	if r, taken := c.pools.without(c.parents, d.Card.Chips...); taken {
+	if r, taken := c.pools.without(nil, c.parents, d.Card.Chips...); taken {
 		return conflictf("device %s is %s", d.Name, givenOutAs(r))
 	}
 	bytes, slots := part.Bytes, part.Slots

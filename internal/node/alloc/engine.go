@@ -240,22 +240,16 @@ func (all pools) elsewhere(p *pool, chips ...accel.DeviceID) (accel.Resource, bo
 			return asClaim, true
 		}
 	}
-	for _, other := range all {
-		for _, c := range chips {
-			if other != p && other.taken.has(c) || other.taken.related(c, p.claims.parents) {
-				return other.config.Resource, true
-			}
-		}
-	}
-	return "", false
+	return all.without(p, p.claims.parents, chips...)
 }
 
 // without returns the resource as which a pool, without a claim, holds one of the chips, or
-// what is related to one by parents; false when none does.
-func (all pools) without(parents map[accel.DeviceID]accel.DeviceID, chips ...accel.DeviceID) (accel.Resource, bool) {
+// what is related to one by parents; false when none does. Chips that the pool but holds itself
+// do not count; it is nil for claims.
+func (all pools) without(but *pool, parents map[accel.DeviceID]accel.DeviceID, chips ...accel.DeviceID) (accel.Resource, bool) {
 	for _, p := range all {
 		for _, c := range chips {
-			if p.taken.has(c) || p.taken.related(c, parents) {
+			if p != but && p.taken.has(c) || p.taken.related(c, parents) {
 				return p.config.Resource, true
 			}
 		}

@@ -97,7 +97,7 @@ type account interface {
 	// conflict returns which of the pool's own ids stand in the way of an item, as
 	// the item was another one when they were given out.
 	conflict(*item) string
-	// claimed returns the chips that containers hold, false while that is not known.
+	// chips returns the chips that containers hold, false while that is not known.
 	chips() (map[accel.DeviceID]bool, bool)
 	holders(chip accel.DeviceID) []PodKey
 	usage() Usage

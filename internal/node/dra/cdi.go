@@ -72,7 +72,7 @@ func (s specs) path(key alloc.ClaimKey) string {
 // runtime does.
 func (s specs) write(key alloc.ClaimKey, spec *cdispecs.Spec) error {
 	if !uids.MatchString(key.UID) {
-		return fmt.Errorf("the UID %q of the claim is none that a file can be named after", key.UID)
+		return fmt.Errorf("claim UID %q cannot be used in a file name", key.UID)
 	}
 	data, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {

@@ -450,7 +450,7 @@ func (s *Server) Release(ctx context.Context, key alloc.ClaimKey) error {
 	s.Changed()
 	// What was named beside it is not, from now on.
 	if err := s.writer.settle(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Could not restore what containers get with claims")
+		klog.FromContext(ctx).Error(err, "Could not rewrite the CDI specifications of claims")
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 // Use is what a container of a pod of this node uses of ResourceClaims, whatever their drivers.
@@ -29,26 +30,10 @@ type Use struct {
 // UsedRequest is a request of a claim, or all of them if Request is "".
 type UsedRequest struct{ Claim, Request string }
 
-// ClaimsOf returns the names of the claims of a pod by the pod's own names for them; the name for
-// the claim of its extended resources is "".
-func ClaimsOf(pod *corev1.Pod) map[string]string {
-	out := map[string]string{}
-	for i := range pod.Spec.ResourceClaims {
-		c := &pod.Spec.ResourceClaims[i]
-		if name, _, err := resourceclaim.Name(pod, c); err == nil && name != nil {
-			out[c.Name] = *name
-		}
-	}
-	if s := pod.Status.ExtendedResourceClaimStatus; s != nil {
-		out[""] = s.ResourceClaimName
-	}
-	return out
-}
-
 // Uses returns what the containers of a pod use of claims, as kubelet reads it
 // (Manager.GetResources in its pkg/kubelet/cm/dra).
 func Uses(pod *corev1.Pod) []Use {
-	claims := ClaimsOf(pod)
+	claims := kube.ClaimsOf(pod)
 	var out []Use
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		use := Use{Namespace: pod.Namespace, Pod: pod.Name, PodUID: string(pod.UID), Container: c.Name}
@@ -147,18 +132,22 @@ func arrange(claims []alloc.Claim, uses []Use, sized bool) *arrangement {
 	return a
 }
 
-// Holds returns what a container has of the claims, by vendor. Access beside the holders is not among it.
-func Holds(claims []alloc.Claim, use Use) map[string][]alloc.Portion {
+// Holders returns a function that returns what a container has of the claims, by vendor. Access beside the holders
+// is not among it.
+func Holders(claims []alloc.Claim) func(use Use) map[string][]alloc.Portion {
 	mine := make([]alloc.Claim, len(claims))
 	for i := range claims {
 		mine[i] = claims[i]
 		mine[i].Parts = slices.DeleteFunc(slices.Clone(claims[i].Parts), func(p alloc.ClaimPart) bool { return p.Admin })
 	}
-	a, out := arrange(mine, nil, false), map[string][]alloc.Portion{}
-	for _, r := range a.refs(&use) {
-		out[r.claim.Vendor] = merge(out[r.claim.Vendor], a.own[r]...)
+	a := arrange(mine, nil, false)
+	return func(use Use) map[string][]alloc.Portion {
+		out := map[string][]alloc.Portion{}
+		for _, r := range a.refs(&use) {
+			out[r.claim.Vendor] = merge(out[r.claim.Vendor], a.own[r]...)
+		}
+		return out
 	}
-	return out
 }
 
 // rejects returns why a container of a new claim cannot have it, whatever others use: it has devices of the
@@ -273,7 +262,7 @@ func portionsOf(part *alloc.ClaimPart) []alloc.Portion {
 	return out
 }
 
-// merge adds portions. Who has a chip whole, has no limit.
+// merge adds portions. A container that has the whole chip has no limit.
 func merge(a []alloc.Portion, more ...alloc.Portion) []alloc.Portion {
 	out := slices.Clone(a)
 	for _, p := range more {

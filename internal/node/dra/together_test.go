@@ -14,6 +14,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 // claimOf makes a claim from texts "request=chip" or "request=chip:bytes".
@@ -62,7 +63,7 @@ func TestUses(t *testing.T) {
 	if diff := cmp.Diff(want, Uses(pod)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(map[string]string{"a": "gpu", "b": "pod-mem-x7f2", "": "extended"}, ClaimsOf(pod)); diff != "" {
+	if diff := cmp.Diff(map[string]string{"a": "gpu", "b": "pod-mem-x7f2", "": "extended"}, kube.ClaimsOf(pod)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -40,7 +40,7 @@ func (w *writer) describeAll(ctx context.Context) {
 			continue
 		}
 		if err := w.describe(&claim); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not restore what containers get with a claim", "claim", klog.KRef(claim.Namespace,
+			klog.FromContext(ctx).Error(err, "Could not rewrite the CDI specification of a claim", "claim", klog.KRef(claim.Namespace,
 				claim.Name))
 		}
 	}
@@ -154,7 +154,7 @@ func (w *writer) settleAlways(ctx context.Context) {
 			continue
 		}
 		if err := w.settle(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Could not restore what containers get with claims")
+			klog.FromContext(ctx).Error(err, "Could not rewrite the CDI specifications of claims")
 		}
 	}
 }

@@ -1,9 +1,11 @@
 package kube
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
 // PodClaimAnnotation has the name of a ResourceClaim in the spec of its pod. The API of Kubernetes 1.35 has no
@@ -24,4 +26,20 @@ func PodClaimOf(claim *resourceapi.ResourceClaim) PodClaim {
 		return PodClaim{}
 	}
 	return PodClaim{owner.UID, name}
+}
+
+// ClaimsOf returns the names of the claims of a pod by the pod's own names for them; the name for
+// the claim of its extended resources is "".
+func ClaimsOf(pod *corev1.Pod) map[string]string {
+	out := map[string]string{}
+	for i := range pod.Spec.ResourceClaims {
+		c := &pod.Spec.ResourceClaims[i]
+		if name, _, err := resourceclaim.Name(pod, c); err == nil && name != nil {
+			out[c.Name] = *name
+		}
+	}
+	if s := pod.Status.ExtendedResourceClaimStatus; s != nil {
+		out[""] = s.ResourceClaimName
+	}
+	return out
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 // Claims are the objects of Dynamic Resource Allocation.
@@ -61,14 +62,9 @@ func classesOf(spec *resourceapi.ResourceClaimSpec) []string {
 // usedBy reports whether a pod names a claim of devices of Divvy's.
 func (c *Claims) usedBy(p *corev1.Pod) bool {
 	names := map[string]bool{}
-	for _, one := range p.Spec.ResourceClaims {
-		if one.ResourceClaimName != nil {
-			names[*one.ResourceClaimName] = true
-		}
-	}
-	for _, one := range p.Status.ResourceClaimStatuses {
-		if one.ResourceClaimName != nil {
-			names[*one.ResourceClaimName] = true
+	for one, name := range kube.ClaimsOf(p) {
+		if one != "" { // a claim of extended resources is none that the pod names
+			names[name] = true
 		}
 	}
 	return len(names) > 0 && slices.ContainsFunc(c.Claims, func(one resourceapi.ResourceClaim) bool {
@@ -150,7 +146,7 @@ func checkClaimDevices(s *Snapshot, f *findings) {
 func checkDrivers(s *Snapshot, n *corev1.Node, published map[string]map[string]int, f *findings) {
 	daemon := s.daemonOn(n.Name)
 	if daemon == nil {
-		return // told by the check of labels
+		return // the check of labels reports it
 	}
 	object := "Node " + n.Name
 	again := "kubectl delete pod " + daemon.Name + " -n " + daemon.Namespace

@@ -74,17 +74,10 @@ func (d *diagnosis) explainClaims() {
 	}
 	for i := range p.Spec.ResourceClaims {
 		one := &p.Spec.ResourceClaims[i]
-		name, template := one.ResourceClaimName, one.ResourceClaimTemplateName
-		if template != nil {
-			name = nil
-			for _, s := range p.Status.ResourceClaimStatuses {
-				if s.Name == one.Name {
-					name = s.ResourceClaimName
-				}
-			}
-		}
+		template := one.ResourceClaimTemplateName
+		name, _, err := resourceclaim.Name(p, one)
 		switch {
-		case name == nil && template != nil:
+		case err != nil && template != nil:
 			d.claimCause(podText(p), fmt.Sprintf("the claim %s is not created from the ResourceClaimTemplate %s yet; "+
 				"check that the template exists", one.Name, *template))
 		case name == nil: // the pod needs none
@@ -323,12 +316,20 @@ func (h holding) claimText() string { return "claim " + h.claim.Namespace + "/" 
 
 func (h holding) String() string {
 	text := h.claimText()
-	for _, user := range h.claim.Status.ReservedFor {
-		if user.Resource == "pods" {
-			return text + " of pod " + user.Name
-		}
+	if pods := h.pods(); len(pods) > 0 {
+		text += " of pod " + pods[0]
 	}
 	return text
+}
+
+// pods are the names of the pods that the claim is reserved for.
+func (h holding) pods() (names []string) {
+	for _, user := range h.claim.Status.ReservedFor {
+		if user.Resource == "pods" {
+			names = append(names, user.Name)
+		}
+	}
+	return names
 }
 
 // held is what claims have, by driver, pool and device.
@@ -430,12 +431,7 @@ func (d *diagnosis) claimChanges(object string, offers []offer, r *resourceapi.E
 		return
 	}
 	change := Change{Kind: ChangeEnd, Text: fmt.Sprintf("end the pods that use %s, which holds %s", end.claimText(), on)}
-	var names []string
-	for _, user := range end.claim.Status.ReservedFor {
-		if user.Resource == "pods" {
-			names = append(names, user.Name)
-		}
-	}
+	names := end.pods()
 	if namespace := end.claim.Namespace; len(names) > 0 && named(append(names, namespace)...) && d.snapshot.MayDelete != nil &&
 		d.snapshot.MayDelete(namespace) {
 		change.Commands = []string{kubectl(append([]string{"delete", "pod", "-n", namespace}, names...)...)}

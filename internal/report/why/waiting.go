@@ -276,7 +276,7 @@ func (d *diagnosis) nodesDetail(code Code, details []string) string {
 	case LargerThanDevice:
 		return cause.TooLarge(size)
 	case TooFewDevices:
-		return fmt.Sprintf("no node has %d suitable devices of %d units or more", r.Devices, units/accel.Units(max(r.Devices, 1)))
+		return fmt.Sprintf("no node has %d suitable devices of %d units or more", r.Devices, r.Each())
 	case HeldAsOther, UnhealthyDevice, CapacityReserved, Ending:
 		return devices + ": " + listed(details, 3)
 	case SelectionEmpty:

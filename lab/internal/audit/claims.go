@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -217,15 +218,8 @@ func claimOf(claim *resourceapi.ResourceClaim) Claim {
 // look returns the containers of a pod that use devices and run.
 func look(pod *corev1.Pod) []User {
 	claims := map[string]string{}
-	for _, one := range pod.Spec.ResourceClaims {
-		if one.ResourceClaimName != nil {
-			claims[one.Name] = pod.Namespace + "/" + *one.ResourceClaimName
-		}
-	}
-	for _, one := range pod.Status.ResourceClaimStatuses {
-		if one.ResourceClaimName != nil {
-			claims[one.Name] = pod.Namespace + "/" + *one.ResourceClaimName
-		}
+	for one, name := range kube.ClaimsOf(pod) {
+		claims[one] = pod.Namespace + "/" + name
 	}
 	var users []User
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
