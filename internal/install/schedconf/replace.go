@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"path"
 	"slices"
 	"strconv"
@@ -35,10 +36,13 @@ const Minor = "MINOR"
 // pluginName is the plugin's in profiles.
 const pluginName = "Divvy"
 
-// ReplacedAddress is where divvy-scheduler in the place of kube-scheduler answers probes.
-const ReplacedAddress = "127.0.0.1:" + replacedPort
+const (
+	replacedHost = "127.0.0.1"
+	replacedPort = 9406
+)
 
-const replacedPort = "9406"
+// ReplacedAddress is where divvy-scheduler in the place of kube-scheduler answers probes.
+var ReplacedAddress = net.JoinHostPort(replacedHost, strconv.Itoa(replacedPort))
 
 // programs are the versions of kube-scheduler that there is a divvy-scheduler for.
 var programs = []version{35, 36, 37}
@@ -117,9 +121,8 @@ func (c *config) plug(e Extender) error {
 		if err := c.doc.insert([]any{"profiles"}, -1, map[string]any{"schedulerName": defaultScheduler}); err != nil {
 			return err
 		}
-		profiles = make([]*yaml.Node, 1)
 	}
-	for i := range profiles {
+	for i := range max(len(profiles), 1) {
 		if err := c.enable(i, "multiPoint", map[string]any{"name": pluginName, "weight": max(e.Weight, 1)}); err != nil {
 			return err
 		}
@@ -136,21 +139,9 @@ func (c *config) plug(e Extender) error {
 // order stays as it is: what a point enables by name comes before the rest of multiPoint.
 var ordered = []string{"postFilter", "bind"}
 
-// enable puts the plugin in front of those that a profile enables at a point.
+// enable puts the plugin in front of those that a profile enables at a point, where it is not among them.
 func (c *config) enable(profile int, point string, entry map[string]any) error {
-	at := []any{"profiles", profile, "plugins", point, "enabled"}
-	enabled, err := c.doc.mappings(at...)
-	if err != nil {
-		return err
-	}
-	n, err := nodeOf(entry)
-	if err != nil || len(enabled) > 0 && equal(enabled[0], n) {
-		return err
-	}
-	if err := c.disable(profile, point); err != nil {
-		return err
-	}
-	return c.doc.insert(at, 0, n)
+	return c.doc.insert([]any{"profiles", profile, "plugins", point, "enabled"}, 0, entry)
 }
 
 // disable takes the plugin out of those that a profile enables at a point.
@@ -279,7 +270,6 @@ func run(p *pod, image string, flags []string) error {
 
 // probe gives a probe another address.
 func probe(p *pod, field, route string) error {
-	host, port := "127.0.0.1", replacedPort
 	for _, kind := range []string{"exec", "tcpSocket", "grpc"} {
 		if p.doc.at(p.at(field, kind)...) == nil {
 			continue
@@ -288,11 +278,7 @@ func probe(p *pod, field, route string) error {
 			return err
 		}
 	}
-	number, err := strconv.Atoi(port)
-	if err != nil {
-		return err
-	}
-	return p.doc.put(p.at(field), "httpGet", map[string]any{"host": host, "path": route, "port": number, "scheme": "HTTP"})
+	return p.doc.put(p.at(field), "httpGet", map[string]any{"host": replacedHost, "path": route, "port": replacedPort, "scheme": "HTTP"})
 }
 
 // programArgs returns the flags of divvy-scheduler that follow from those of kube-scheduler, with

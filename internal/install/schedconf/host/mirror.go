@@ -246,7 +246,7 @@ func containerSeen(pod *corev1.Pod, name string) seen {
 	i := slices.IndexFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == name })
 	if i < 0 {
 		// Kubelet makes the pod once the one before has ended, and may report its containers 10 s
-		// later. Who answers its health port until then is the new one.
+		// later. Until then, whatever answers its health port is the new one.
 		return seen{problem: "kubelet has not started it", unreported: pod.Status.Phase == corev1.PodPending}
 	}
 	c := pod.Status.ContainerStatuses[i]
