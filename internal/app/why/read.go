@@ -176,9 +176,7 @@ func Read(ctx context.Context, clients Clients, namespace string, now func() tim
 	s.Controller = func(kind, namespace, name string) (runtime.Object, error) {
 		return kube.Controller(ctx, clients.Kubernetes, kind, namespace, name)
 	}
-	everywhere := mayDelete(ctx, clients.Kubernetes, metav1.NamespaceAll)
-	here := everywhere || mayDelete(ctx, clients.Kubernetes, namespace)
-	s.MayDelete = func(in string) bool { return everywhere || here && in == namespace }
+	s.MayDelete = kube.MayDeletePods(ctx, clients.Kubernetes, namespace)
 	s.Taken = now()
 	return s, nil
 }
@@ -265,12 +263,6 @@ func placeOf(ctx context.Context, objects dynamic.Interface, w *why.Workload) (w
 		return why.Place{}, fmt.Errorf("queue %s does not list it as pending", w.Spec.QueueName)
 	}
 	return why.Place{}, last
-}
-
-// mayDelete reports whether the person may delete pods. Without an answer they may not.
-func mayDelete(ctx context.Context, client kubernetes.Interface, namespace string) bool {
-	allowed, err := kube.Allowed(ctx, client, "delete", "pods", namespace)
-	return err == nil && allowed
 }
 
 // readOwner gets a controller, nil for a pod.

@@ -21,3 +21,15 @@ func Allowed(ctx context.Context, client kubernetes.Interface, verb, resource, n
 	}
 	return answer.Status.Allowed, nil
 }
+
+// MayDeletePods asks in which namespaces the client's user may delete pods: in all, or else in this
+// one. Without an answer there is none.
+func MayDeletePods(ctx context.Context, client kubernetes.Interface, namespace string) func(in string) bool {
+	may := func(in string) bool {
+		allowed, err := Allowed(ctx, client, "delete", "pods", in)
+		return err == nil && allowed
+	}
+	everywhere := may(metav1.NamespaceAll)
+	here := everywhere || may(namespace)
+	return func(in string) bool { return everywhere || here && in == namespace }
+}

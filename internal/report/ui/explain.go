@@ -113,12 +113,7 @@ func (f *Feed) explain(ctx context.Context, namespace, name string) (*why.Explan
 	case err != nil:
 		return nil, fmt.Errorf("list the events of pod %s/%s: %w", namespace, name, err)
 	}
-	mayDelete := func(in string) bool {
-		allowed, err := kube.Allowed(ctx, f.options.Client, "delete", "pods", in)
-		return err == nil && allowed
-	}
-	everywhere := mayDelete(metav1.NamespaceAll)
-	here := everywhere || mayDelete(namespace)
+	mayDelete := kube.MayDeletePods(ctx, f.options.Client, namespace)
 
 	e := &f.explainer
 	e.mu.Lock()
@@ -135,7 +130,7 @@ func (f *Feed) explain(ctx context.Context, namespace, name string) (*why.Explan
 		s.Events = events.Items
 	}
 	s.Failed = append(failed, s.Failed...)
-	s.MayDelete = func(in string) bool { return everywhere || here && in == namespace }
+	s.MayDelete = mayDelete
 	s.Controller = func(kind, namespace, name string) (runtime.Object, error) {
 		return kube.Controller(ctx, f.options.Client, kind, namespace, name)
 	}
