@@ -104,7 +104,7 @@ upgrade: root ## Upgrade from the commit FROM to this checkout under running pod
 	@cd lab && UPGRADE_FROM=$(or $(FROM),HEAD^) go test -tags e2e -count=1 -v -timeout 30m -run '^TestUpgrade$$' ./e2e/installation
 
 .PHONY: faults
-faults: root ## Break cards of three vendors and the daemon's folders under running pods and bring them back.
+faults: root ## Break cards of three vendors and the daemon's folders under running pods and restore them.
 	@cd lab && go run ./cmd/demo faults
 
 .PHONY: demo-mig
@@ -494,7 +494,7 @@ lab-down: root ## Stop it and remove every process, mount, interface and file of
 	@cd lab && go run ./cmd/lab down
 
 .PHONY: soak
-soak: root ## Create and delete pods at random with restarts in between, then compare all books.
+soak: root ## Create and delete pods at random with restarts in between, then compare all records.
 	@cd lab && go run ./cmd/soak
 
 .PHONY: soak-limits

@@ -1,4 +1,4 @@
-// Package decisiontest has what tests of package decision and of the doors to it share: pods,
+// Package decisiontest has what tests of package decision and of its callers share: pods,
 // devices, and a cluster that is known, and true, as a test says.
 package decisiontest
 
@@ -83,7 +83,7 @@ func NewCluster() *Cluster {
 	return &Cluster{Known: map[string]cluster.Pod{}, Actual: map[string]cluster.Pod{}, Problems: map[string]string{}}
 }
 
-// Cluster is what the books know and what is true, which differ.
+// Cluster is the recorded state of a cluster and the actual one, which may differ.
 type Cluster struct {
 	Mu       sync.Mutex             // guards what follows
 	Known    map[string]cluster.Pod // by namespace/name: what the watch has shown
@@ -98,7 +98,7 @@ type Cluster struct {
 	Gets        int
 }
 
-// Pod implements decision.Cluster or decision.Binder.
+// Pod implements decision.Cluster.
 func (c *Cluster) Pod(namespace, name string) (cluster.Pod, bool) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -106,16 +106,16 @@ func (c *Cluster) Pod(namespace, name string) (cluster.Pod, bool) {
 	return p, ok
 }
 
-// Problem implements decision.Cluster or decision.Binder.
+// Problem implements decision.Cluster.
 func (c *Cluster) Problem(node string) string { return c.Problems[node] }
 
-// Offering implements decision.Cluster or decision.Binder.
+// Offering implements decision.Cluster.
 func (c *Cluster) Offering() []string { return []string{"node-a", "node-b"} }
 
-// Several implements decision.Cluster or decision.Binder.
+// Several implements decision.Cluster.
 func (c *Cluster) Several(node string, _ accel.Resource) bool { return !c.Single[node] }
 
-// Get implements decision.Cluster or decision.Binder.
+// Get implements decision.Binder.
 func (c *Cluster) Get(_ context.Context, namespace, name string) (cluster.Pod, error) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -130,7 +130,7 @@ func (c *Cluster) Get(_ context.Context, namespace, name string) (cluster.Pod, e
 	return p, nil
 }
 
-// Bind implements decision.Cluster or decision.Binder.
+// Bind implements decision.Binder.
 func (c *Cluster) Bind(ctx context.Context, ref accel.PodRef, node string, annotations map[string]string) error {
 	if c.BindError != nil {
 		if err := c.BindError(ctx, ref, node); err != nil {

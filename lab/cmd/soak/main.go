@@ -1,5 +1,5 @@
 // Command soak creates and deletes pods at random on the lab, fills the cards,
-// restarts parts of the cluster meanwhile, and then compares all books: what
+// restarts parts of the cluster meanwhile, and then compares all records: what
 // every container really sees, what kubelet gave it, its annotations, and
 // inspect. All the time it watches that no card is used beyond its size. With --limits
 // pods try to use more of a GPU than their allocation, and it watches that none does. With
@@ -49,7 +49,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	flags.DurationVar(&o.duration, "duration", o.duration, "how long pods come and go (environment SOAK_MINUTES)")
 	flags.Uint64Var(&o.seed, "seed", 0, "seed of what happens by chance; 0 for another each time")
 	flags.BoolVar(&o.keep, "keep", false, "leave the lab and the pods as they are at the end, to look at them")
-	flags.BoolVar(&o.limits, "limits", false, "watch the limits of NVIDIA's driver instead of the books of all cards")
+	flags.BoolVar(&o.limits, "limits", false, "watch the limits of NVIDIA's driver instead of the records of all cards")
 	flags.BoolVar(&o.claims, "claims", false, "let pods have devices by ResourceClaims beside those by units")
 	if err := flags.Parse(args); err != nil {
 		return o, err

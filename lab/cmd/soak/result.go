@@ -36,7 +36,7 @@ type result struct {
 	died     []string
 	restarts map[string]int
 	watch    audit.Summary
-	// pods and containers are those whose books were compared.
+	// pods and containers are those whose records were compared.
 	pods, containers int
 	mismatches       []string
 	converged        time.Duration
@@ -131,7 +131,7 @@ func (r result) faults() error {
 		fault("only %d restarts were done, expected %d or more", r.restarted(), minRestarts)
 	}
 	if r.pods == 0 {
-		fault("no pod was left to compare the books of")
+		fault("no pod was left whose records could be compared")
 	}
 	if r.claims != nil {
 		errs = append(errs, r.claims.faults())

@@ -18,7 +18,7 @@ import (
 
 const (
 	namespace = "divvy-soak"
-	// convergeWithin is how long the books may take to agree once everything
+	// convergeWithin is how long the records may take to agree once everything
 	// is up and no pod starts or ends.
 	convergeWithin = 5 * time.Second
 	// fillTime is the part of the end in which pods only come.
@@ -51,7 +51,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	return play(ctx, s, o, out)
 }
 
-// playBooks compares all books at the end.
+// playBooks compares all records at the end.
 func playBooks(ctx context.Context, s *testenv.Env, o options, out io.Writer) error {
 	return playPods(ctx, s, o, 8, nil, out)
 }
@@ -76,7 +76,7 @@ func playPods(ctx context.Context, s *testenv.Env, o options, cards int64, besid
 	return r.faults()
 }
 
-// soak lets pods come and go, and compares the books at the end. beside may be nil.
+// soak lets pods come and go, and compares the records at the end. beside may be nil.
 func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, beside *claimants, out io.Writer) (result, error) {
 	auditor := audit.New(s)
 	watch := audit.NewWatch(auditor)
@@ -140,7 +140,7 @@ func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, beside
 	}
 	settled := time.Now()
 	var books audit.Books
-	compared := poll.Until(ctx, convergeWithin, "all books to agree", func(ctx context.Context) (err error) {
+	compared := poll.Until(ctx, convergeWithin, "all records to agree", func(ctx context.Context) (err error) {
 		books, err = auditor.Check(ctx, audit.DeviceNodes)
 		return err
 	})

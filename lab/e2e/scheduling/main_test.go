@@ -139,11 +139,17 @@ func (w *world) end(p *controlplane.Process) {
 // make makes pods for a scheduler, as fast as the API server takes them.
 func (w *world) make(scheduler, prefix string, count int, units accel.Units) {
 	w.Helper()
+	w.createAtOnce(scheduler, count, func(i int) *corev1.Pod { return w.nodes.Pod(namespace, fmt.Sprintf("%s-%04d", prefix, i), units) })
+}
+
+// createAtOnce creates pods for a scheduler, several at a time.
+func (w *world) createAtOnce(scheduler string, count int, podOf func(i int) *corev1.Pod) {
+	w.Helper()
 	group, ctx := errgroup.WithContext(w.Context())
 	group.SetLimit(16)
 	for i := range count {
 		group.Go(func() error {
-			pod := w.nodes.Pod(namespace, fmt.Sprintf("%s-%04d", prefix, i), units)
+			pod := podOf(i)
 			pod.Spec.SchedulerName = scheduler
 			_, err := w.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 			return err

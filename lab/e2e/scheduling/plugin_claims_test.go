@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,22 +39,12 @@ func newClaimWorld(t *testing.T, nodes simnodes.Group) *world {
 	return w
 }
 
-// claiming makes pods with claims of the template, several at once.
+// claiming makes pods with claims of the template.
 func (w *world) claiming(prefix string, count int) {
 	w.Helper()
-	group, ctx := errgroup.WithContext(w.Context())
-	group.SetLimit(16)
-	for i := range count {
-		group.Go(func() error {
-			pod := w.nodes.ClaimPod(namespace, fmt.Sprintf("%s-%04d", prefix, i), template)
-			pod.Spec.SchedulerName = plugged
-			_, err := w.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		w.Fatal(err)
-	}
+	w.createAtOnce(plugged, count, func(i int) *corev1.Pod {
+		return w.nodes.ClaimPod(namespace, fmt.Sprintf("%s-%04d", prefix, i), template)
+	})
 }
 
 // claimed waits until so many pods are bound, checks what claims hold, and returns it with the
