@@ -21,8 +21,8 @@ var Labels = []string{"divvy.dev/config", "nvidia.com/device-plugin.config"}
 // waited for.
 const patience = 5 * time.Second
 
-// nodeLabel follows the label that names the configuration of a node. Without
-// the API server the last value that it gave holds. It is safe for concurrent use.
+// nodeLabel follows the label that names the configuration of a node, and which container runtime
+// the node reports. Without the API server the last value that it gave holds. It is safe for concurrent use.
 type nodeLabel struct {
 	client kubernetes.Interface
 	node   string
@@ -34,6 +34,7 @@ type nodeLabel struct {
 
 	mu          sync.Mutex // guards what follows
 	label, name string
+	runtime     string
 }
 
 func newNodeLabel(client kubernetes.Interface, node string) *nodeLabel {
@@ -42,7 +43,7 @@ func newNodeLabel(client kubernetes.Interface, node string) *nodeLabel {
 
 // Run follows the API server until ctx ends.
 func (l *nodeLabel) Run(ctx context.Context) {
-	kube.FollowNode(ctx, "the label of the node", l.client, l.node, func(n *corev1.Node) { l.see(n.Labels) })
+	kube.FollowNode(ctx, "the label of the node", l.client, l.node, func(n *corev1.Node) { l.see(n.Labels, n.Status.NodeInfo.ContainerRuntimeVersion) })
 }
 
 // await returns once the API server has said what the label is. Which devices a
@@ -70,8 +71,16 @@ func (l *nodeLabel) chosen() (label, name string) {
 	return l.label, l.name
 }
 
-// see takes in what the node's labels say.
-func (l *nodeLabel) see(labels map[string]string) {
+// containerRuntime returns the name and version of the container runtime as kubelet reports them,
+// such as "containerd://2.1.4"; "" where that is not known.
+func (l *nodeLabel) containerRuntime() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.runtime
+}
+
+// see takes in what the node reports.
+func (l *nodeLabel) see(labels map[string]string, runtime string) {
 	label, name := "", ""
 	for _, key := range Labels {
 		if value := labels[key]; value != "" {
@@ -80,8 +89,8 @@ func (l *nodeLabel) see(labels map[string]string) {
 		}
 	}
 	l.mu.Lock()
-	same := l.label == label && l.name == name
-	l.label, l.name = label, name
+	same := l.label == label && l.name == name && l.runtime == runtime
+	l.label, l.name, l.runtime = label, name, runtime
 	l.mu.Unlock()
 	l.once.Do(func() { close(l.known) })
 	if same {

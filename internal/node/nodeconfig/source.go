@@ -44,9 +44,10 @@ type SourceOptions struct {
 	// API server that has it. They are needed with Places.Dir alone.
 	Node   string
 	Client kubernetes.Interface
-	// Resolve, unless nil, replaces what depends on the node's files each time that the
-	// configuration is read.
-	Resolve func(context.Context, config.NodeConfig) config.NodeConfig
+	// Resolve, unless nil, replaces what depends on the node's files and on its container runtime each
+	// time that the configuration is read. The runtime is as the node reports it, such as
+	// "containerd://2.1.4"; "" without Places.Dir.
+	Resolve func(ctx context.Context, c config.NodeConfig, runtime string) config.NodeConfig
 }
 
 // Source delivers the configuration of this node and every change of it. Use it
@@ -159,7 +160,7 @@ func (s *Source) first(ctx context.Context) (Loaded, error) {
 func (s *Source) load(ctx context.Context, files []string) (Loaded, error) {
 	l, err := Load(files, s.o.Overrides, s.o.Vendors)
 	if err == nil && s.o.Resolve != nil {
-		l.Config = s.o.Resolve(ctx, l.Config)
+		l.Config = s.o.Resolve(ctx, l.Config, s.label.containerRuntime())
 	}
 	return l, err
 }

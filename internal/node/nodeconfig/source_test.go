@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/testing/kubetest"
 )
 
@@ -47,7 +48,13 @@ func follow(t *testing.T, places Places, labels map[string]string) *follower {
 		t: t, patience: soon, updates: make(chan Update, 100), ended: make(chan error, 1),
 		client: kubetest.CopyWatched(fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: labels}})),
 	}
-	source, err := NewSource(SourceOptions{Places: places, Vendors: vendors, Node: thisNode, Client: f.client})
+	source, err := NewSource(SourceOptions{Places: places, Vendors: vendors, Node: thisNode, Client: f.client,
+		Resolve: func(_ context.Context, c config.NodeConfig, runtime string) config.NodeConfig {
+			if runtime != "" {
+				c.CDIDir = "/cdi/of/" + runtime
+			}
+			return c
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,6 +120,11 @@ func (f *follower) nothing(what string) {
 // labels gives the node other labels.
 func (f *follower) labels(labels map[string]string) {
 	f.t.Helper()
+	f.update(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: labels}})
+}
+
+func (f *follower) update(node *corev1.Node) {
+	f.t.Helper()
 	// The fake does not tell a watch what happened before it began.
 	for end := time.Now().Add(soon); ; time.Sleep(10 * time.Millisecond) {
 		if slices.ContainsFunc(f.client.Actions(), func(a clienttesting.Action) bool { return a.GetVerb() == "watch" }) {
@@ -122,7 +134,6 @@ func (f *follower) labels(labels map[string]string) {
 			f.t.Fatal("the node is not watched")
 		}
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: labels}}
 	if _, err := f.client.CoreV1().Nodes().Update(f.t.Context(), node, metav1.UpdateOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
@@ -249,6 +260,19 @@ func TestTheLabelOfTheNodeChooses(t *testing.T) {
 	f.nothing("another label")
 	f.labels(nil)
 	f.level("label removed", "info")
+}
+
+// What a container runtime does by itself depends on its version, which only the node tells.
+func TestTheRuntimeOfTheNodeIsKnown(t *testing.T) {
+	t.Parallel()
+	f := follow(t, Places{Dir: mount(t, map[string]string{"default": level("info")})}, nil)
+	f.level("no runtime", "info")
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode}}
+	node.Status.NodeInfo.ContainerRuntimeVersion = "containerd://2.1.4"
+	f.update(node)
+	if u := f.next("another runtime"); u.Config.CDIDir != "/cdi/of/containerd://2.1.4" {
+		t.Errorf("resolved to %q, error %v", u.Config.CDIDir, u.Err)
+	}
 }
 
 // Defect 17 of NVIDIA's device plugin: an unknown value of the label ended its

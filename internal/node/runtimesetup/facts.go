@@ -13,6 +13,7 @@ import (
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 	"github.com/pelletier/go-toml/v2"
+	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
@@ -112,8 +113,9 @@ var (
 )
 
 // Read reads the host's files. hook is the program that hooks run where the configuration names
-// one, else "".
-func Read(h Host, hook string) Facts {
+// one, else "". runtime is the container runtime as the node reports it, such as
+// "containerd://2.1.4", or "" where that is not known.
+func Read(h Host, hook, runtime string) Facts {
 	var f Facts
 	switch {
 	case h.first(crioSockets...) != "":
@@ -121,7 +123,7 @@ func Read(h Host, hook string) Facts {
 	case h.exists("/run/cri-dockerd.sock") || h.exists("/var/run/cri-dockerd.sock"):
 		f.docker(h)
 	default:
-		f.containerd(h)
+		f.containerd(h, runtime)
 	}
 	f.toolkit(h)
 	if f.Hook = h.first(backend.CDIHookPlaces...); hook != "" {
@@ -190,6 +192,13 @@ func isNVIDIA(name, program string) bool {
 	return name == "nvidia" || strings.HasPrefix(name, "nvidia-")
 }
 
+// isContainerd2 reports whether a container runtime, as a node reports it, is containerd 2 or later.
+func isContainerd2(runtime string) bool {
+	text, isContainerd := strings.CutPrefix(runtime, "containerd://")
+	v, err := version.ParseGeneric(text)
+	return isContainerd && err == nil && v.Major() >= 2
+}
+
 // withoutCRI reports whether a containerd with this configuration serves no kubelet, like that
 // of Docker's packages, which may be beside the one of k3s.
 func withoutCRI(d document) bool {
@@ -200,7 +209,7 @@ func withoutCRI(d document) bool {
 }
 
 // containerd reads the configuration of containerd with the files that it imports.
-func (f *Facts) containerd(h Host) {
+func (f *Facts) containerd(h Host, reported string) {
 	var name string
 	var all, root document
 	for _, one := range containerdConfigs {
@@ -229,10 +238,10 @@ func (f *Facts) containerd(h Host) {
 			f.parse(h, file, all)
 		}
 	}
-	version, _ := root.at("version").(int64)
-	// Version 3 is that of containerd 2, which reads older ones as well.
 	plugins := []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"}
-	f.CDI = version >= 3 // the default of containerd 2
+	// Version 3 is that of containerd 2, which reads older ones as well.
+	format, _ := root.at("version").(int64)
+	f.CDI = format >= 3 || isContainerd2(reported) // the default of containerd 2
 	for _, plugin := range plugins {
 		if on, ok := all.at("plugins", plugin, "enable_cdi").(bool); ok {
 			f.CDI = on

@@ -69,15 +69,16 @@ type Resolver struct {
 }
 
 // Resolve returns the configuration with "auto" replaced. It reads the host's files each time,
-// and logs what it found when that differs from the last time.
-func (r *Resolver) Resolve(ctx context.Context, c config.NodeConfig) config.NodeConfig {
+// and logs what it found when that differs from the last time. runtime is the container runtime as
+// the node reports it, such as "containerd://2.1.4", or "".
+func (r *Resolver) Resolve(ctx context.Context, c config.NodeConfig, runtime string) config.NodeConfig {
 	offered := slices.ContainsFunc(c.Resources, func(one config.Resource) bool { return one.Vendor == Vendor })
 	if !offered {
 		r.note(nil)
 		return c
 	}
 	host := Host(c.DriverRoot)
-	facts := Read(host, c.Vendors[Vendor].CDIHookPath)
+	facts := Read(host, c.Vendors[Vendor].CDIHookPath, runtime)
 	now := Report{Injection: c.Vendors[Vendor].Injection, Detected: Decide(facts), Findings: Findings(host, facts)}
 	if len(now.Injection) == 0 {
 		now.Injection = []config.Injection{c.Injection}

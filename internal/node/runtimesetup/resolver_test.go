@@ -25,7 +25,7 @@ func TestResolve(t *testing.T) {
 	resolve := func(c config.NodeConfig) []config.Injection {
 		t.Helper()
 		before := c.Vendors[Vendor].Injection
-		got := r.Resolve(context.Background(), c)
+		got := r.Resolve(context.Background(), c, "")
 		if diff := cmp.Diff(before, c.Vendors[Vendor].Injection); diff != "" {
 			t.Errorf("the configuration that was given changed:\n%s", diff)
 		}
@@ -92,7 +92,7 @@ func TestResolveWithAHookProgramElsewhere(t *testing.T) {
 	c.Resources = []config.Resource{{Name: "nvidia.com/gpu", Vendor: Vendor, Mode: config.ModeExclusive}}
 	c.Vendors = map[string]config.Vendor{Vendor: {Injection: []config.Injection{config.InjectAuto}, CDIHookPath: hook}}
 	var r Resolver
-	if diff := cmp.Diff([]config.Injection{config.InjectCDI}, r.Resolve(t.Context(), c).Vendors[Vendor].Injection); diff != "" {
+	if diff := cmp.Diff([]config.Injection{config.InjectCDI}, r.Resolve(t.Context(), c, "").Vendors[Vendor].Injection); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

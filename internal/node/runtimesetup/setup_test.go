@@ -151,9 +151,34 @@ func TestDecide(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Decide(Read(tt.files.host(t), ""))
+			got := Decide(Read(tt.files.host(t), "", ""))
 			if got.Injection != tt.want || !strings.Contains(got.Why, tt.says) {
 				t.Errorf("Decide = %+v, want %s with %q", got, tt.want, tt.says)
+			}
+		})
+	}
+}
+
+// The format of containerd's configuration does not say which containerd reads it: containerd 2,
+// whose default is to add CDI devices, reads that of containerd 1 as well.
+func TestContainerdThatTheNodeReports(t *testing.T) {
+	const off = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n"
+	for name, tt := range map[string]struct {
+		config, runtime string
+		want            bool
+	}{
+		"containerd 1":                     {"version = 2\n", "containerd://1.7.29", false},
+		"containerd 2":                     {"version = 2\n", "containerd://2.1.4", true},
+		"containerd 2 of k3s":              {"version = 2\n", "containerd://2.1.4-k3s2", true},
+		"containerd 2, and CDI is off":     {off, "containerd://2.1.4", false},
+		"containerd 2 with its own format": {"version = 3\n", "containerd://2.1.4", true},
+		"no version":                       {"version = 2\n", "containerd://Unknown", false},
+		"another runtime":                  {"version = 2\n", "docker://28.0.1", false},
+		"not known":                        {"version = 2\n", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if f := Read(files{containerd1: tt.config}.host(t), "", tt.runtime); f.CDI != tt.want {
+				t.Errorf("CDI is %t, want %t", f.CDI, tt.want)
 			}
 		})
 	}
@@ -204,7 +229,7 @@ func TestFindings(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := tt.files.host(t)
-			got := Findings(h, Read(h, ""))
+			got := Findings(h, Read(h, "", ""))
 			var texts []string
 			for i, f := range got {
 				text := f.Kind + " " + f.What
