@@ -1,6 +1,9 @@
 package kube
 
 import (
+	"slices"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +29,14 @@ func PodClaimOf(claim *resourceapi.ResourceClaim) PodClaim {
 		return PodClaim{}
 	}
 	return PodClaim{owner.UID, name}
+}
+
+// SelectsDriver reports whether a DeviceClass is for devices of a driver: its name ends with the
+// driver's, or a selector names it.
+func SelectsDriver(class *resourceapi.DeviceClass, driver string) bool {
+	return strings.HasSuffix(class.Name, "."+driver) || slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
+		return s.CEL != nil && strings.Contains(s.CEL.Expression, driver)
+	})
 }
 
 // ClaimsOf returns the names of the claims of a pod by the pod's own names for them; the name for

@@ -28,13 +28,6 @@ type Claims struct {
 // claimReasons are those of events about claims.
 var claimReasons = []string{events.ClaimNotPrepared.Reason, events.ClaimMisused.Reason}
 
-// ours reports whether a class selects devices of Divvy's drivers.
-func ours(class *resourceapi.DeviceClass, driver string) bool {
-	return strings.HasSuffix(class.Name, "."+driver) || slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-		return s.CEL != nil && strings.Contains(s.CEL.Expression, driver)
-	})
-}
-
 // driverOf is the driver of Divvy's that the name of a class ends with, "" for none.
 func driverOf(class string) string {
 	_, driver, _ := strings.Cut(class, ".")
@@ -75,7 +68,7 @@ func (c *Claims) usedBy(p *corev1.Pod) bool {
 // isOurs reports whether a class is one of devices of Divvy's.
 func (c *Claims) isOurs(name string) bool {
 	return driverOf(name) != "" || slices.ContainsFunc(c.Classes, func(class resourceapi.DeviceClass) bool {
-		return class.Name == name && ours(&class, ".divvy.dev")
+		return class.Name == name && kube.SelectsDriver(&class, ".divvy.dev")
 	})
 }
 
@@ -118,7 +111,7 @@ func checkClaimDevices(s *Snapshot, f *findings) {
 		}
 	}
 	for _, driver := range slices.Sorted(maps.Keys(published)) {
-		if !slices.ContainsFunc(s.Claims.Classes, func(c resourceapi.DeviceClass) bool { return ours(&c, driver) }) {
+		if !slices.ContainsFunc(s.Claims.Classes, func(c resourceapi.DeviceClass) bool { return kube.SelectsDriver(&c, driver) }) {
 			remedy, commands := s.restore(nameNode)
 			f.add(Error, "DeviceClasses", "none selects devices of driver "+driver+", so no claim gets them", remedy, commands...)
 		}
@@ -132,7 +125,7 @@ func checkClaimDevices(s *Snapshot, f *findings) {
 		for driver, on := range published {
 			for k := range s.Nodes {
 				n := &s.Nodes[k]
-				if on[n.Name] > 0 && ours(c, driver) && amount(n.Status.Allocatable, *name) > 0 {
+				if on[n.Name] > 0 && kube.SelectsDriver(c, driver) && amount(n.Status.Allocatable, *name) > 0 {
 					f.add(Warning, "DeviceClass "+c.Name, fmt.Sprintf("its extendedResourceName %s is also what the device plugin of node "+
 						"%s offers: pods that request it get no device that the node publishes for claims", *name, n.Name),
 						"Use another name in deviceClasses.extendedResourceNames, or give the resource allocationPath dra.")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -34,10 +33,7 @@ type Offers struct {
 // driversOf returns the drivers of Divvy's whose devices a class selects, by its name or its selectors.
 func driversOf(class *resourceapi.DeviceClass) (out []string) {
 	for _, vendor := range accel.VendorNames() {
-		driver := wire.Driver(vendor)
-		if strings.HasSuffix(class.Name, "."+driver) || slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-			return s.CEL != nil && strings.Contains(s.CEL.Expression, driver)
-		}) {
+		if driver := wire.Driver(vendor); kube.SelectsDriver(class, driver) {
 			out = append(out, driver)
 		}
 	}

@@ -142,5 +142,6 @@ func classOf(devices *resourceapi.DeviceClaim, request, vendor string) string {
 // are not time slices or partitions, which have their own names.
 func hasMemory(class string) bool {
 	kind, _, _ := strings.Cut(class, ".")
-	return vendorOf(class) != "" && kind != "mig" && kind != "drs" && !strings.HasSuffix(kind, "slots")
+	vendor := accel.VendorNamed(vendorOf(class))
+	return vendor != nil && kind != vendor.PartitionBackend && !strings.HasSuffix(kind, "slots")
 }
