@@ -1,4 +1,4 @@
-// Command divvy-scheduler is kube-scheduler that knows devices.
+// Command divvy-scheduler is kube-scheduler with the plugin Divvy, which places pods on shared devices.
 package main
 
 import (

@@ -58,7 +58,7 @@ func Command(kubernetes string, run func(context.Context, Options, []string) err
 	var rest []string
 	c := flags.Program(&cobra.Command{
 		Use:   "divvy-scheduler [flags] [-- flags of kube-scheduler]",
-		Short: "kube-scheduler that knows devices",
+		Short: "kube-scheduler with a plugin that places pods on shared devices",
 		Long: "Run kube-scheduler with the plugin " + plugin.Name + ", which places pods on shared devices, and report the " +
 			"allocations of all devices." + flags.EnvironmentHelp,
 		SilenceUsage:  true,
@@ -150,7 +150,7 @@ func (p *Program) Manages(resource string) bool {
 }
 
 // errLost ends the process: the queue of a scheduler that stopped cannot be started again.
-var errLost = errors.New("another replica may lead by now; the program ends so that it can start again as one that follows")
+var errLost = errors.New("another replica may lead by now; the program exits so that it restarts as a standby")
 
 // Run schedules while this replica leads, and follows until then. It returns an error when the
 // lead is lost.

@@ -103,7 +103,7 @@ func (c *config) plug(e Extender) error {
 		switch {
 		case isOurs(other):
 		case len(resources) == 0:
-			return c.doc.errorf("line %d: the extender %s is asked about all pods, which divvy-scheduler does not support. Give it "+
+			return c.doc.errorf("line %d: the extender %s is called for all pods, which divvy-scheduler does not support. Give it "+
 				"managedResources, or set scheduler.mode=extender", n.Line, other)
 		case slices.ContainsFunc(resources, func(r string) bool { return slices.Contains(e.Resources, r) }):
 			return c.doc.errorf("line %d: the extender %s manages a resource of Divvy's: %s. Remove it from one of the two", n.Line, other,

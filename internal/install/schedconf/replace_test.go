@@ -188,7 +188,7 @@ func TestCannotBeReplaced(t *testing.T) {
 		"a configuration that cannot be read": {configured(t, newest).changed("profiles:", "\tprofiles:"), replaced, existing},
 		"an extender for all pods": {configured(t, newest).changed(
 			"    managedResources:\n      - name: example.com/disk\n        ignoredByScheduler: true\n", ""), replaced,
-			"the extender http://127.0.0.1:9998/storage is asked about all pods"},
+			"the extender http://127.0.0.1:9998/storage is called for all pods"},
 		"an extender for the resource": {configured(t, newest).changed("example.com/disk", "enflame.com/gcu-memory"), replaced,
 			"the extender http://127.0.0.1:9998/storage manages a resource of Divvy's"},
 		"no image":    {kubeadm(t, newest), program(func(p *Program) { p.Image = "" }), "the image of divvy-scheduler is missing"},

@@ -104,10 +104,10 @@ type Decider struct {
 // New checks the configuration.
 func New(c Config) (*Decider, error) {
 	if len(c.Resources) == 0 {
-		return nil, errors.New("the extender manages no resource")
+		return nil, errors.New("there is no resource to decide about")
 	}
 	if c.Ledger == nil || c.Cluster == nil || c.Binder == nil || c.Signer == nil || c.Ready == nil {
-		return nil, errors.New("the extender's configuration is incomplete")
+		return nil, errors.New("the configuration of decisions is incomplete")
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -116,7 +116,7 @@ func New(c Config) (*Decider, error) {
 	w := newWaiting(maxWaiting, c.Now)
 	m, err := newMetrics(c.Registry, c.Resources, w.size)
 	if err != nil {
-		return nil, fmt.Errorf("metrics of the extender: %w", err)
+		return nil, fmt.Errorf("metrics of decisions: %w", err)
 	}
 	return &Decider{
 		config: c, metrics: m, catchUps: rate.NewLimiter(rate.Every(catchUpEvery), catchUpsAtOnce),

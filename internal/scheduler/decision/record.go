@@ -184,11 +184,11 @@ func (d *Decider) Explain(namespace, name string) (history.Explanation, error) {
 	return out, nil
 }
 
-// whyUnknown says what is known of a pod about which no decision is.
+// whyUnknown says what is known of a pod of which no decision is kept.
 func (d *Decider) whyUnknown(namespace, name string, bound *history.Placement) string {
 	extent := d.History().Extent()
 	since := extent.Started
-	until := "the start of this replica of the extender"
+	until := "the start of this replica"
 	if extent.Dropped > 0 {
 		since, until = extent.Since, "the oldest decision that is kept"
 	}

@@ -200,7 +200,7 @@ func (p *Plugin) Filter(_ context.Context, cs fwk.CycleState, _ *v1.Pod, node fw
 	case !refused && s.trial.spares(s.overlay.Removed):
 		return nil
 	case !refused:
-		return fwk.NewStatus(fwk.Unschedulable, "it takes fewer pods to make room if this one is evicted")
+		return fwk.NewStatus(fwk.Unschedulable, "fewer pods have to be evicted if this one is")
 	case r.Unresolvable:
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, r.Reason)
 	}
@@ -230,7 +230,7 @@ func (p *Plugin) PostFilter(ctx context.Context, cs fwk.CycleState, pod *v1.Pod,
 		// Room on a node that the pod cannot run on any more, such as one that is cordoned, helps it nothing.
 		node := pod.Status.NominatedNodeName
 		if s.cycle.RoomIsComing(p.left(node)) && statuses.Get(node).Code() != fwk.UnschedulableAndUnresolvable {
-			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ofPreemption+"pods that are ending make room on the nominated node")
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ofPreemption+"terminating pods make room on the nominated node")
 		}
 		// A nomination that came to nothing is for DefaultPreemption to take back.
 		if node == "" && !s.cycle.Evictions() {

@@ -29,7 +29,7 @@ func check(s *scheduler.Scheduler, extenders []config.Extender, manages func(res
 			wrong = append(wrong, fmt.Errorf("the extender %s is configured for a resource that the plugin %s manages: remove it from "+
 				"extenders", e.URLPrefix, plugin.Name))
 		case len(e.ManagedResources) == 0:
-			wrong = append(wrong, fmt.Errorf("the extender %s is asked about all pods: remove it from extenders, or give it "+
+			wrong = append(wrong, fmt.Errorf("the extender %s is called for all pods: remove it from extenders, or give it "+
 				"managedResources", e.URLPrefix))
 		}
 	}

@@ -49,7 +49,7 @@ func TestAConfigurationThatCannotWorkIsRefused(t *testing.T) {
 		"an extender": {text: divvy.Example + "extenders:\n- urlPrefix: http://localhost:1\n  filterVerb: filter\n" +
 			"  managedResources: [{name: enflame.com/gcu-memory}]\n", want: []string{"http://localhost:1", "remove it from extenders"}},
 		"an extender for all": {text: divvy.Example + "extenders:\n- urlPrefix: http://localhost:2\n  filterVerb: filter\n",
-			want: []string{"http://localhost:2", "is asked about all pods"}},
+			want: []string{"http://localhost:2", "is called for all pods"}},
 		"an extender for others": {text: divvy.Example + "extenders:\n- urlPrefix: http://localhost:3\n  filterVerb: filter\n" +
 			"  managedResources: [{name: example.com/other}]\n"},
 		"schedconf's, of kube-scheduler's flags":                 {text: wired(t, "plain")},
