@@ -274,7 +274,7 @@ test-e2e: root e2e-programs ## Run the end-to-end tests on the lab, but not thos
 	  $$(go list -tags e2e ./e2e/... | grep -vxF -f <(go list -tags e2e $(PLANES)))
 
 .PHONY: test-long
-test-long: root lab-down e2e-programs ## Run the end-to-end tests that take minutes each: pages typed out, updates under load, removal, the demo of faults.
+test-long: root lab-down e2e-programs ## Run the end-to-end tests that take minutes each: pages typed out, updates under load, removal, the demos of faults and claims.
 	@export LONG='$(LONG)'; $(call testsum-lab,long) go test -json -vet=off -tags e2e -count=1 -p 1 -timeout 60m -run "$$LONG" ./e2e/... ./internal/browser
 
 # Tests that take minutes each, and whose short forms other tests are.

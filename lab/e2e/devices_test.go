@@ -112,7 +112,7 @@ func TestDeviceChoice(t *testing.T) {
 	}
 }
 
-// parts are the units that inspect shows of a pod, by card, once all books agree.
+// parts are the units that inspect shows of a pod, by card, once all records agree.
 func parts(t *testing.T, pod string) map[int]int64 {
 	t.Helper()
 	on := map[int]int64{}

@@ -240,11 +240,11 @@ func running(t *testing.T, names ...string) {
 	must(t, lab.Pods.WaitPhase(t.Context(), podTimeout, corev1.PodRunning, names...))
 }
 
-// agree checks that all books agree within the promised time, and returns them.
+// agree checks that all records agree within the promised time, and returns them.
 func agree(t *testing.T) audit.Books {
 	t.Helper()
 	var books audit.Books
-	must(t, poll.Until(t.Context(), agreeTimeout, "all books to agree", func(ctx context.Context) (err error) {
+	must(t, poll.Until(t.Context(), agreeTimeout, "all records to agree", func(ctx context.Context) (err error) {
 		books, err = auditor.Check(ctx, current.injection)
 		return err
 	}))

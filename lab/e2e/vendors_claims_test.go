@@ -259,7 +259,7 @@ func TestClaims(t *testing.T) {
 
 	_, err := lab.CLI.Kubectl(ctx, "apply", "--namespace", namespace, "--filename", lab.CLI.Example("dra"))
 	must(t, err)
-	must(t, lab.Pods.Claim(ctx, "rest", testenv.MemoryRequest("gcu.enflame.divvy.dev", "6Gi")))
+	must(t, lab.Pods.Claim(ctx, "rest", testenv.MemoryRequest(testenv.ClassGCU, "6Gi")))
 	create(t, lab.Pods.Claiming("second-user", "two-chips"), lab.Pods.Claiming("rest", "rest"))
 	const gpu, chips = "claim-whole-gpu", "claim-two-chips"
 	gcus := replicas(t, "claim-gcu-memory", 2)
@@ -288,7 +288,7 @@ func TestClaims(t *testing.T) {
 	if got := seen["rest"].Nodes; len(got) != 1 {
 		t.Errorf("the pod of 6 GiB sees %v", got)
 	}
-	must(t, lab.Pods.Claim(ctx, "too-much", testenv.MemoryRequest("gcu.enflame.divvy.dev", "7Gi")))
+	must(t, lab.Pods.Claim(ctx, "too-much", testenv.MemoryRequest(testenv.ClassGCU, "7Gi")))
 	_, err = lab.Pods.WaitEvent(ctx, podTimeout, create(t, lab.Pods.Claiming("too-much", "too-much"))[0], "cannot allocate all claims")
 	must(t, err)
 	must(t, lab.Pods.Delete(ctx, "too-much"))

@@ -135,11 +135,15 @@ resource=vendor:size; empty unless claims are reviewed. */}}
 {{- $units | uniq | toJson -}}
 {{- end }}
 
-{{/* A condition in CEL that is true for pods with a container that requests one of the
-resources, which are a list of quoted names. */}}
+{{/* A condition in CEL that is true for pods with a container that requests units of one of the
+resources of mode memory. */}}
 {{- define "divvy.claims.requestUnits" -}}
+{{- $resources := list -}}
+{{- range include "divvy.claims.units" . | fromJsonArray -}}
+{{- $resources = append $resources (squote (splitn "=" 2 .)._0) -}}
+{{- end -}}
 [object.spec.?containers.orValue(null), object.spec.?initContainers.orValue(null)].exists(group,
-      group != null && group.exists(c, [{{ join ", " . }}].exists(r,
+      group != null && group.exists(c, [{{ join ", " $resources }}].exists(r,
       c.?resources.?limits[?r].hasValue() || c.?resources.?requests[?r].hasValue())))
 {{- end }}
 

@@ -676,7 +676,7 @@ func (w *racing) close() {
 	}
 }
 
-// calm lets everything settle, and compares all books with the recount, and what the
+// calm lets everything settle, and compares all records with the recount, and what the
 // replicas answer with what it says.
 func (w *racing) calm() {
 	w.t.Helper()

@@ -103,7 +103,7 @@ func (t containers) listed(ctx context.Context, c heldContext) error {
 func (t containers) start(ctx context.Context, pod *corev1.Pod, mib int) (c heldContext, err error) {
 	names := t.node.kubelet.Container(pod.UID, "app").CDIDevices
 	if len(names) == 0 {
-		return c, errors.New("kubelet was told no CDI device for the container")
+		return c, errors.New("divvy-node returned no CDI device for the container")
 	}
 	t.note("The container has the CDI devices %s.", strings.Join(names, ", "))
 	dir, err := os.MkdirTemp("", "gpu")

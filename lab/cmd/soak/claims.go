@@ -41,14 +41,6 @@ const (
 // claimsEnvironment has devices of three vendors, divided between units and claims.
 var claimsEnvironment = testenv.Options{Topology: bothTopology, MemoryUnit: "1", Values: []string{"both.yaml"}}
 
-// Classes of devices.
-const (
-	classGCU   = "gcu.enflame.divvy.dev"
-	classGPU   = "gpu.nvidia.divvy.dev"
-	classChip  = "chip.iluvatar.divvy.dev"
-	classBoard = "board.iluvatar.divvy.dev"
-)
-
 // claimShape is what a claim asks for.
 type claimShape struct {
 	name     string
@@ -60,16 +52,17 @@ type claimShape struct {
 
 // claimShapes are what claims ask for. The names of claims and templates begin with theirs.
 var claimShapes = []claimShape{
-	{"gcu2", 2, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(classGCU, "2Gi")}, ""},
-	{"gcu5", 5, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(classGCU, "5Gi")}, ""},
-	{"gcu", 16, []resourceapi.ExactDeviceRequest{{DeviceClassName: classGCU}}, ""},
-	{"gpu8", 8, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(classGPU, "8Gi")}, ""},
-	{"gpu20", 20, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(classGPU, "20Gi")}, ""},
-	{"gpu", 40, []resourceapi.ExactDeviceRequest{{DeviceClassName: classGPU}}, ""},
-	{"chip12", 12, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(classChip, "12Gi")}, ""},
-	{"chips", 16, []resourceapi.ExactDeviceRequest{counted(testenv.MemoryRequest(classChip, "8Gi"), 2)}, "iluvatar.divvy.dev/boardID"},
-	{"board", 64, []resourceapi.ExactDeviceRequest{{DeviceClassName: classBoard}}, ""},
-	{"mixed", 7, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(classGCU, "3Gi"), testenv.MemoryRequest(classChip, "4Gi")}, ""},
+	{"gcu2", 2, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(testenv.ClassGCU, "2Gi")}, ""},
+	{"gcu5", 5, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(testenv.ClassGCU, "5Gi")}, ""},
+	{"gcu", 16, []resourceapi.ExactDeviceRequest{{DeviceClassName: testenv.ClassGCU}}, ""},
+	{"gpu8", 8, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(testenv.ClassGPU, "8Gi")}, ""},
+	{"gpu20", 20, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(testenv.ClassGPU, "20Gi")}, ""},
+	{"gpu", 40, []resourceapi.ExactDeviceRequest{{DeviceClassName: testenv.ClassGPU}}, ""},
+	{"chip12", 12, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(testenv.ClassChip, "12Gi")}, ""},
+	{"chips", 16, []resourceapi.ExactDeviceRequest{counted(testenv.MemoryRequest(testenv.ClassChip, "8Gi"), 2)}, "iluvatar.divvy.dev/boardID"},
+	{"board", 64, []resourceapi.ExactDeviceRequest{{DeviceClassName: testenv.ClassBoard}}, ""},
+	{"mixed", 7, []resourceapi.ExactDeviceRequest{
+		testenv.MemoryRequest(testenv.ClassGCU, "3Gi"), testenv.MemoryRequest(testenv.ClassChip, "4Gi")}, ""},
 }
 
 func counted(r resourceapi.ExactDeviceRequest, count int64) resourceapi.ExactDeviceRequest {

@@ -29,12 +29,6 @@ const (
 	DRAValues   = "dra.yaml"
 )
 
-// Classes of the devices that the demo claims.
-const (
-	classMIG = "mig.nvidia.divvy.dev"
-	classGCU = "gcu.enflame.divvy.dev"
-)
-
 // The examples that the demo uses have these pods.
 const (
 	wholePod = "claim-whole-gpu"
@@ -124,11 +118,11 @@ func (c *claims) claimed(ctx context.Context) error {
 		}
 	}
 	for name, amount := range map[string]string{"gcu-10": "10Gi", "gcu-4": "4Gi"} {
-		if err := c.claim(ctx, name, testenv.MemoryRequest(classGCU, amount)); err != nil {
+		if err := c.claim(ctx, name, testenv.MemoryRequest(testenv.ClassGCU, amount)); err != nil {
 			return err
 		}
 	}
-	if err := c.claim(ctx, "mig", resourceapi.ExactDeviceRequest{DeviceClassName: classMIG, Selectors: []resourceapi.DeviceSelector{
+	if err := c.claim(ctx, "mig", resourceapi.ExactDeviceRequest{DeviceClassName: testenv.ClassMIG, Selectors: []resourceapi.DeviceSelector{
 		{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["nvidia.divvy.dev"].profile == "3g.20gb"`}},
 	}}); err != nil {
 		return err
@@ -245,7 +239,7 @@ stay. The pod late claims the 2 GiB that are left.`)
 	if err := c.tainted(ctx, dra.UnhealthyTaint, 1); err != nil {
 		return err
 	}
-	if err := c.claim(ctx, "late", testenv.MemoryRequest(classGCU, "2Gi")); err != nil {
+	if err := c.claim(ctx, "late", testenv.MemoryRequest(testenv.ClassGCU, "2Gi")); err != nil {
 		return err
 	}
 	if err := c.waits(ctx, "late", "has the taint divvy.dev/unhealthy=lost"); err != nil {
@@ -285,7 +279,7 @@ extended resource falls to what they have.`)
 	if _, err := c.Offer(ctx, GCUMemory, 16); err != nil {
 		return err
 	}
-	if err := c.claim(ctx, "moved", testenv.MemoryRequest(classGCU, "12Gi")); err != nil {
+	if err := c.claim(ctx, "moved", testenv.MemoryRequest(testenv.ClassGCU, "12Gi")); err != nil {
 		return err
 	}
 	if err := c.waits(ctx, "moved", "has the taint divvy.dev/in-use-by-plugin"); err != nil {

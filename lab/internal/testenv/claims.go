@@ -13,6 +13,15 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
+// Classes of devices.
+const (
+	ClassGCU   = "gcu.enflame.divvy.dev"
+	ClassGPU   = "gpu.nvidia.divvy.dev"
+	ClassMIG   = "mig.nvidia.divvy.dev"
+	ClassChip  = "chip.iluvatar.divvy.dev"
+	ClassBoard = "board.iluvatar.divvy.dev"
+)
+
 // MemoryRequest is a request for a part of the memory of one device, such as 10Gi.
 func MemoryRequest(class, amount string) resourceapi.ExactDeviceRequest {
 	return resourceapi.ExactDeviceRequest{DeviceClassName: class, Capacity: &resourceapi.CapacityRequirements{
