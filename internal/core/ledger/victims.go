@@ -114,7 +114,8 @@ func makeRoom(slots []place.Slot, ask *place.Ask, pods []occupant) (victims, roo
 		if less := lessHarm(slots, ask, pods, taken); less != nil {
 			taken, room = less, room[:0]
 			for i := range slots {
-				if free[i] = freeWithout(&slots[i], i, pods, taken); len(room) < ask.Devices && ask.FitsEmpty(&slots[i]) && free[i] >= ask.Units {
+				s := &slots[i]
+				if free[i] = freeWithout(s, i, pods, taken); len(room) < ask.Devices && ask.FitsEmpty(s) && free[i] >= ask.Units {
 					room = append(room, i)
 				}
 			}

@@ -43,7 +43,7 @@ func newNodeLabel(client kubernetes.Interface, node string) *nodeLabel {
 
 // Run follows the API server until ctx ends.
 func (l *nodeLabel) Run(ctx context.Context) {
-	kube.FollowNode(ctx, "the label of the node", l.client, l.node, func(n *corev1.Node) { l.see(n.Labels, n.Status.NodeInfo.ContainerRuntimeVersion) })
+	kube.FollowNode(ctx, "the label of the node", l.client, l.node, l.see)
 }
 
 // await returns once the API server has said what the label is. Which devices a
@@ -80,14 +80,15 @@ func (l *nodeLabel) containerRuntime() string {
 }
 
 // see takes in what the node reports.
-func (l *nodeLabel) see(labels map[string]string, runtime string) {
+func (l *nodeLabel) see(n *corev1.Node) {
 	label, name := "", ""
 	for _, key := range Labels {
-		if value := labels[key]; value != "" {
+		if value := n.Labels[key]; value != "" {
 			label, name = key, value
 			break
 		}
 	}
+	runtime := n.Status.NodeInfo.ContainerRuntimeVersion
 	l.mu.Lock()
 	same := l.label == label && l.name == name && l.runtime == runtime
 	l.label, l.name, l.runtime = label, name, runtime

@@ -59,7 +59,8 @@ var claimShapes = []claimShape{
 	{"gpu20", 20, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(testenv.ClassGPU, "20Gi")}, ""},
 	{"gpu", 40, []resourceapi.ExactDeviceRequest{{DeviceClassName: testenv.ClassGPU}}, ""},
 	{"chip12", 12, []resourceapi.ExactDeviceRequest{testenv.MemoryRequest(testenv.ClassChip, "12Gi")}, ""},
-	{"chips", 16, []resourceapi.ExactDeviceRequest{counted(testenv.MemoryRequest(testenv.ClassChip, "8Gi"), 2)}, "iluvatar.divvy.dev/boardID"},
+	{"chips", 16, []resourceapi.ExactDeviceRequest{counted(testenv.MemoryRequest(testenv.ClassChip, "8Gi"), 2)},
+		"iluvatar.divvy.dev/boardID"},
 	{"board", 64, []resourceapi.ExactDeviceRequest{{DeviceClassName: testenv.ClassBoard}}, ""},
 	{"mixed", 7, []resourceapi.ExactDeviceRequest{
 		testenv.MemoryRequest(testenv.ClassGCU, "3Gi"), testenv.MemoryRequest(testenv.ClassChip, "4Gi")}, ""},

@@ -19,8 +19,8 @@ import (
 type paths struct {
 	Manifest, Dir                           string
 	Backup, Staging, Journal, SavedManifest string
-	// Keys is the folder of the key.
-	Keys string
+	// Keys is the folder of the key, Key.
+	Keys, Key string
 }
 
 type nodeFiles struct {
@@ -36,7 +36,7 @@ func newNodeFiles(c Config) *nodeFiles {
 	n := &nodeFiles{fs: c.FS, version: c.Version, seen: c.Visible, paths: paths{
 		Manifest: c.Manifest, Dir: c.Dir,
 		Backup: in(BackupFile), Staging: in(StagingFile), Journal: in(JournalFile),
-		SavedManifest: in("." + filepath.Base(c.Manifest) + previous), Keys: in(schedconf.KeyDir),
+		SavedManifest: in("." + filepath.Base(c.Manifest) + previous), Keys: in(schedconf.KeyDir), Key: in(schedconf.KeyFile),
 	}}
 	if n.fs == nil {
 		n.fs = Disk{}
@@ -113,9 +113,9 @@ func own(mode fs.FileMode) Attributes {
 	return Attributes{Mode: mode.Perm(), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
-// attributes are those that a configuration is to have: it belongs to who
+// attributesOf returns the attributes of a configuration file: it belongs to the user that
 // kube-scheduler runs as, where that is not root.
-func (n *nodeFiles) attributes(file schedconf.File) Attributes {
+func attributesOf(file schedconf.File) Attributes {
 	a := own(file.Mode)
 	if file.UID != 0 {
 		a.UID = file.UID
@@ -234,13 +234,13 @@ func (n *nodeFiles) obstacle(j *journal, m manifest, change schedconf.Change, no
 // putKey gives a divvy-scheduler that runs already a new key, and returns the other files of a change. The
 // key does not wait for them: they may be held, or rolled back, for longer than the previous key is accepted.
 func (n *nodeFiles) putKey(j *journal, change schedconf.Change, m manifest, now schedconf.State) ([]schedconf.File, error) {
-	files, key := change.Files, filepath.Join(n.paths.Dir, schedconf.KeyFile)
+	files, key := change.Files, n.paths.Key
 	i := slices.IndexFunc(files, func(f schedconf.File) bool { return f.Path == key })
 	alone := len(files) == 1 && bytes.Equal(change.Manifest, m.content)
 	if i < 0 || alone || now.Program == "" || !slices.Contains(j.Files, key) {
 		return files, nil
 	}
-	if err := n.put(key, files[i].Content, n.attributes(files[i])); err != nil {
+	if err := n.put(key, files[i].Content, attributesOf(files[i])); err != nil {
 		return nil, fmt.Errorf("write the key: %w", err)
 	}
 	return slices.Delete(slices.Clone(files), i, i+1), nil
@@ -344,7 +344,7 @@ func (n *nodeFiles) settle(j *journal) error {
 // dropKey removes the key where the manifest has no divvy-scheduler. Releases that know none reject a
 // journal that names it. It stays where the manifest cannot be read.
 func (n *nodeFiles) dropKey(j *journal) error {
-	key := filepath.Join(n.paths.Dir, schedconf.KeyFile)
+	key := n.paths.Key
 	if !slices.Contains(j.Files, key) {
 		return nil
 	}
@@ -400,17 +400,17 @@ func (n *nodeFiles) temporaryFiles(j *journal) []string {
 	if target, err := n.fs.Resolve(n.paths.Manifest); err == nil && target != n.paths.Manifest && n.visible(target) {
 		files = append(files, temporary(target))
 	}
-	for _, path := range n.configFiles(j) {
+	for _, path := range n.paths.configFiles(j) {
 		files = append(files, savedCopy(path), temporary(savedCopy(path)), temporary(path))
 	}
 	return files
 }
 
 // configFiles are all that this package may have written.
-func (n *nodeFiles) configFiles(j *journal) []string {
+func (p paths) configFiles(j *journal) []string {
 	files := slices.Clone(j.Files)
 	for _, name := range append([]string{schedconf.ConfigFile, schedconf.KeyFile}, schedconf.FormerFiles...) {
-		if path := filepath.Join(n.paths.Dir, name); !slices.Contains(files, path) {
+		if path := filepath.Join(p.Dir, name); !slices.Contains(files, path) {
 			files = append(files, path)
 		}
 	}
@@ -471,7 +471,7 @@ func (n *nodeFiles) removeAll(j *journal, backup bool) error {
 				return fmt.Errorf("remove files that are no longer needed: %w", explain(err))
 			}
 		}
-		if removed && slices.Contains(j.Files, filepath.Join(n.paths.Dir, schedconf.KeyFile)) {
+		if removed && slices.Contains(j.Files, n.paths.Key) {
 			if err := n.removeKeys(); err != nil {
 				return err
 			}

@@ -270,7 +270,7 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 // replace puts the change in place, the manifest last.
 func (h *Host) replace(j *journal, m manifest, change schedconf.Change) error {
 	for _, file := range change.Files {
-		if err := h.files.put(file.Path, file.Content, h.files.attributes(file)); err != nil {
+		if err := h.files.put(file.Path, file.Content, attributesOf(file)); err != nil {
 			return h.abandon(j, fmt.Errorf("write the scheduler's configuration: %w", err))
 		}
 	}

@@ -96,7 +96,7 @@ func (n *nodeFiles) loadJournal() (*journal, error) {
 		return nil, fmt.Errorf("the journal %s has version %d, but this program supports version %d: use the program that wrote it",
 			n.paths.Journal, j.Version, journalVersion)
 	}
-	if err := checkJournal(n.configFiles(&journal{}), j); err != nil {
+	if err := checkJournal(n.paths.configFiles(&journal{}), j); err != nil {
 		return nil, fmt.Errorf("the journal %s was edited: %w; check %s and %s, and remove the journal",
 			n.paths.Journal, err, n.paths.Manifest, n.paths.Backup)
 	}
@@ -110,7 +110,7 @@ func (n *nodeFiles) adopt(j *journal) error {
 	if !j.fresh {
 		return nil
 	}
-	for _, path := range n.configFiles(j) {
+	for _, path := range n.paths.configFiles(j) {
 		switch _, err := n.fs.ReadFile(path); {
 		case err == nil:
 			j.Files = append(j.Files, path)

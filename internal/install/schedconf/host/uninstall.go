@@ -102,7 +102,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 		attributes = backup
 	}
 	for _, file := range change.Files {
-		if err := h.files.put(file.Path, file.Content, h.files.attributes(file)); err != nil {
+		if err := h.files.put(file.Path, file.Content, attributesOf(file)); err != nil {
 			return r, fmt.Errorf("write the scheduler's configuration: %w", err)
 		}
 	}
