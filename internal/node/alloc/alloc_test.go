@@ -275,6 +275,27 @@ func TestForgottenContainerKeepsItsPodTogether(t *testing.T) {
 	on(1, listed(p, memoryID, map[string][]string{"c1": second}))
 }
 
+// Kubelet has just started and admits a pod again that is being deleted. It gets the device that
+// its record names, but another pod that waits is not taken for it.
+func TestReadmittedPodKeepsItsDevice(t *testing.T) {
+	n := boot(t, nil, Config{ID: memoryID, Unit: unit(t, "1")})
+	before, held := pod("before", memoryID, "d0", "c0=1"), pod("held", memoryID, "d0", "c0=1")
+	n.turn([]Listed{listed(held, memoryID, nil)}, held)
+	ids := n.give(memoryID, n.prefer(memoryID, 1, held), held).IDs // d1 has more room now
+	before.Planned.Confirmed, before.Started, before.Deleting = true, true, true
+	held.Planned.Confirmed, held.Started = true, true
+	next := pod("next", memoryID, "d1", "c0=1")
+	beside := []Listed{listed(held, memoryID, map[string][]string{"c0": ids}), listed(before, memoryID, nil)}
+	for want, one := range map[accel.DeviceID][]Listed{"d0": beside, "d1": append(beside, listed(next, memoryID, nil))} {
+		n.turn(one, before, held, next)
+		for _, id := range n.prefer(memoryID, 1, before, held, next) {
+			if d, _ := n.DeviceOf(memoryID, id); d != want {
+				t.Errorf("kubelet's list is %v: unit %q is of %q, want %q", one, id, d, want)
+			}
+		}
+	}
+}
+
 // A pod has ended whose init container had the units that another pod's has now. What
 // was planned for the one is not the other's.
 func TestReuseIsNotOfAPodThatEnded(t *testing.T) {

@@ -54,9 +54,12 @@ func (c *byPlan) prefer(q *Question) (Preference, error) {
 	}
 	free := c.freeUnits(q)
 	waiting := c.held.waiting(q.Pods, accel.Units(q.Size))
-	if d := c.unknownsDevice(q.Pods); d != "" && len(reused) == 0 && !slices.ContainsFunc(waiting,
-		func(w sharing.Waiting) bool { return w.Admitting }) {
-		reused = []sharing.Part{{Device: d}}
+	d := c.unknownsDevice(q.Pods)
+	if !slices.ContainsFunc(waiting, func(w sharing.Waiting) bool { return w.Admitting }) {
+		if d != "" && len(reused) == 0 {
+			reused = []sharing.Part{{Device: d}}
+		}
+		waiting = append(waiting, c.held.readmitted(q.Pods)...)
 	}
 	// One that was deleted without a grace period is on its way in kubelet while
 	// the API server has forgotten it. Another must not be taken for it.

@@ -128,6 +128,23 @@ func (a *unitAccount) waits(pod *Pod, size accel.Units) (sharing.Waiting, bool) 
 	return w, !pod.Deleting || len(w.Held) > 0 || w.Admitting
 }
 
+// readmitted returns the pods that were served and of which kubelet, which has them in its list, has
+// forgotten everything. After its start it admits a pod again that is being deleted and whose
+// containers have exited, for the API server still has it.
+func (a *unitAccount) readmitted(pods []Pod) []sharing.Waiting {
+	var out []sharing.Waiting
+	for i := range pods {
+		pod := &pods[i]
+		granted, ok := pod.planned(a.pool.config.Resource)
+		if !ok || !pod.Planned.Confirmed || pod.Ended || !a.active(pod.Key()) || len(a.holdings.pods[pod.Key()].containers) > 0 {
+			continue
+		}
+		out = append(out, sharing.Waiting{Pod: pod.PodRef, Request: pod.request(a.pool.config.Resource), Admitting: true,
+			Granted: granted, At: pod.Planned.At})
+	}
+	return out
+}
+
 // forgotten returns the position of the container of size units that kubelet requests for
 // the pod if it has dropped some of the pod's allocations, false if it has not. w.Next is
 // the position by kubelet's list. UpdateAllocatedDevices of kubelet's device manager drops the
