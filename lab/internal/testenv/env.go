@@ -450,9 +450,21 @@ func (s *Env) ControllerManagerKilled() Restart {
 // restart ends a component, starts it, and waits until Divvy is at work.
 func (s *Env) restart(verb string, c cluster.Component, end func(*cluster.Cluster, context.Context, cluster.Component) error) Restart {
 	return Restart{Name: string(c) + " " + verb, Do: func(ctx context.Context) error {
+		if err := s.startControllers(ctx); err != nil {
+			return err
+		}
 		if err := end(s.Cluster, ctx, c); err != nil {
 			return err
 		}
-		return errors.Join(s.Cluster.Start(ctx, c), s.Divvy.Wait(ctx, restartTimeout))
+		return errors.Join(s.Cluster.Start(ctx, c), s.startControllers(ctx), s.Divvy.Wait(ctx, restartTimeout))
 	}}
+}
+
+// startControllers starts kube-controller-manager where it does not run, as kubelet would: one that
+// starts while the API server does ends with an error.
+func (s *Env) startControllers(ctx context.Context) error {
+	if _, runs := s.Cluster.Running(cluster.ControllerManager); runs {
+		return nil
+	}
+	return s.Cluster.Start(ctx, cluster.ControllerManager)
 }
