@@ -29,6 +29,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -200,7 +201,8 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a.pods.objects.gone = a.endings.gone
 	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m, owner: &owner{}, planned: a.planned, ending: a.endings.held}
 	a.publisher = newPublisher(o.Client, o.Node, m, a.signals.wake.raise)
-	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod}
+	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod,
+		written: cache.NewExpiring()}
 	a.annotator = &annotator{newPodWriter(o.Client, m, a.tellPod)}
 	a.health = &healthReporter{metrics: m, name: o.Node, node: a.tell, pods: a.pods,
 		unhealthy: map[string]map[accel.DeviceID]accel.Health{},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -26,6 +27,18 @@ type corrector struct {
 	metrics *metrics
 	// event tells the users of a pod.
 	event func(pod *corev1.Pod, kind events.Kind, message string)
+	// written has what was written within shownWithin, by the UIDs of the pods.
+	written *cache.Expiring
+}
+
+// shownWithin is how long the watch may show a pod as it was before a write. The same correction is
+// not written, counted and reported once more meanwhile.
+const shownWithin = 2 * time.Second
+
+// correction is a grant that was written in place of an annotation.
+type correction struct {
+	replaced string
+	grant    accel.Grant
 }
 
 // reconcile corrects what the annotations say of the pods that hold units of
@@ -75,6 +88,12 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 	if valid && outdated == nil && sameGrant(before, want) && hasAll(f.pod.Annotations, legacy) {
 		return nil
 	}
+	shown := f.pod.Annotations[wire.GrantAnnotation]
+	if value, recent := c.written.Get(uid); recent {
+		if last, ok := value.(correction); ok && last.replaced == shown && sameGrant(last.grant, want) {
+			return nil
+		}
+	}
 	grant, err := signer.EncodeGrant(uid, want)
 	if err != nil {
 		return fmt.Errorf("pod %s: %w", klog.KObj(f.pod), err)
@@ -87,6 +106,7 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 	if written, err := c.pods.write(ctx, f.pod, annotations); err != nil || !written {
 		return err
 	}
+	c.written.Set(uid, correction{shown, want}, shownWithin)
 	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(f.pod), "devices", want.Devices())
 	if valid && slices.Equal(before.Devices(), want.Devices()) {
 		if !before.Confirmed {

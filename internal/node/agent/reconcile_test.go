@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -54,8 +55,8 @@ func newCorrector(t *testing.T, w *world) (*corrector, *fake.Clientset) {
 	writeFile(t, key, "0123456789abcdef0123456789abcdef")
 	client.ClearActions()
 	m := newMetrics(prometheus.NewRegistry())
-	return &corrector{node: thisNode, pods: newPodWriter(client, m, w.tellPod), keys: kube.NewKeyring(key), metrics: m, event: w.tellPod},
-		client
+	return &corrector{node: thisNode, pods: newPodWriter(client, m, w.tellPod), keys: kube.NewKeyring(key), metrics: m, event: w.tellPod,
+		written: cache.NewExpiring()}, client
 }
 
 // tellPod notes an event on a pod.
@@ -105,6 +106,14 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 	w.events = nil
 	if err := reconcileAll(t, c, w); err != nil {
 		t.Fatal(err)
+	}
+	// The watch shows the pods as they were for a moment.
+	written := patches(client)
+	if err := reconcileAll(t, c, w); err != nil {
+		t.Fatal(err)
+	}
+	if n := patches(client); n != written {
+		t.Errorf("%d writes of what was written just before", n-written)
 	}
 
 	got := map[string]string{}
