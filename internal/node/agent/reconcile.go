@@ -56,8 +56,8 @@ func (c *corrector) reconcile(ctx context.Context, p *pool) error {
 
 // correct patches one pod if its annotations do not say what it holds.
 func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact) error {
-	uid := string(f.pod.UID)
-	before, err := c.keys.DecodeGrant(uid, f.pod.Annotations[wire.GrantAnnotation])
+	uid, shown := string(f.pod.UID), f.pod.Annotations[wire.GrantAnnotation]
+	before, err := c.keys.DecodeGrant(uid, shown)
 	valid := err == nil && before.Node == c.node && before.Resource == resource
 	want := accel.Grant{
 		Resource:    resource,
@@ -84,11 +84,10 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 	}
 	// A grant that was signed with the key before is signed anew: a program that
 	// starts from now on does not know that key.
-	_, outdated := signer.DecodeGrant(uid, f.pod.Annotations[wire.GrantAnnotation])
+	_, outdated := signer.DecodeGrant(uid, shown)
 	if valid && outdated == nil && sameGrant(before, want) && hasAll(f.pod.Annotations, legacy) {
 		return nil
 	}
-	shown := f.pod.Annotations[wire.GrantAnnotation]
 	if value, recent := c.written.Get(uid); recent {
 		if last, ok := value.(correction); ok && last.replaced == shown && sameGrant(last.grant, want) {
 			return nil
@@ -119,7 +118,7 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		devicesOf(before))
 	switch {
 	case valid:
-	case f.pod.Annotations[wire.GrantAnnotation] == "":
+	case shown == "":
 		kind, event, message = grantMissing, events.GrantMissing, "the pod was not placed by divvy-extender; kubelet allocated"
 	default:
 		kind, event, message = grantInvalid, events.GrantInvalid,
