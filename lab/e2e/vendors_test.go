@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
@@ -278,6 +279,41 @@ func TestRequestForAllDevices(t *testing.T) {
 	}
 	for _, memory := range []corev1.ResourceName{demos.GPUMemory, demos.IXMemory, demos.GCUMemory} {
 		offers(t, memory, 0)
+	}
+}
+
+// TestForcedDeletionOfAWholeDevice: kubelet counts the GPU of a pod that is deleted by force as free
+// at once. Who comes next waits until its containers have exited.
+func TestForcedDeletionOfAWholeDevice(t *testing.T) {
+	ctx := beginMixed(t)
+	const mark = "divvy-e2e-forced-gpu"
+	app := testenv.Asking("app", demos.GPU, 1)
+	app.Command = []string{"sh", "-c", "trap 'sleep 20; exit 0' TERM; while :; do sleep 0.2; done", mark}
+	start(t, asking("other", demos.GPU, 1), lab.Pods.New("slow", app))
+	gpu := sights(t, "slow")["slow"].Env["NVIDIA_VISIBLE_DEVICES"]
+	if processes(t, mark) == 0 {
+		t.Fatal("the container's process is not found")
+	}
+	next := create(t, asking("next", demos.GPU, 1))[0]
+	pending(t, next, "Insufficient nvidia.com/gpu")
+
+	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	must(t, poll.Until(ctx, podTimeout, "the GPU to be given to the other pod", func(ctx context.Context) error {
+		pod, err := lab.Pods.API.Get(ctx, next.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		left := processes(t, mark)
+		switch {
+		case pod.Status.Phase != corev1.PodRunning:
+			return fmt.Errorf("%d processes run; %s", left, testenv.Describe(pod))
+		case left > 0:
+			t.Fatalf("it runs while %d processes of the pod before do", left)
+		}
+		return nil
+	}))
+	if got := sights(t, next.Name)[next.Name].Env["NVIDIA_VISIBLE_DEVICES"]; got != gpu {
+		t.Errorf("it has GPU %s, want %s, the only one that was free", got, gpu)
 	}
 }
 

@@ -199,7 +199,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
 	a.pods = newNodePods(o.Client, o.Node, a.signals.wake.raise)
 	a.pods.objects.gone = a.endings.gone
-	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m, owner: &owner{}, planned: a.planned, ending: a.endings.held}
+	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m, owner: &owner{}, planned: a.planned, endings: a.endings}
 	a.publisher = newPublisher(o.Client, o.Node, m, a.signals.wake.raise)
 	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod,
 		written: cache.NewExpiring()}

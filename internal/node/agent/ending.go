@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -147,16 +148,33 @@ func (e *endings) drop(ctx context.Context, lives map[string]bool, now time.Time
 	for uid := range e.pods {
 		uids = append(uids, uid)
 	}
-	running, err := cgroup.RunningPods(e.cgroups, uids)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not determine whether the containers of deleted pods have exited", "pods", len(uids))
-	}
+	running, err := e.look(ctx, uids)
 	for uid, pod := range e.pods {
 		runs := running[uid] || err != nil && now.Sub(pod.since) < unknownFor
 		if lives[uid] || !runs && pod.published {
 			delete(e.pods, uid)
 		}
 	}
+}
+
+// look returns which of the pods, by UID, have processes.
+func (e *endings) look(ctx context.Context, uids []string) (map[string]bool, error) {
+	running, err := cgroup.RunningPods(e.cgroups, uids)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not determine whether the containers of deleted pods have exited", "pods", len(uids))
+	}
+	return running, err
+}
+
+// running returns those of the pods, by UID, that have processes; none where control groups
+// cannot be read. It is safe for concurrent use.
+func (e *endings) running(ctx context.Context, uids []string) map[string]bool {
+	if len(uids) == 0 {
+		return nil
+	}
+	running, _ := e.look(ctx, uids) // it is logged
+	maps.DeleteFunc(running, func(_ string, runs bool) bool { return !runs })
+	return running
 }
 
 // list is what is to be published, and notes the devices.

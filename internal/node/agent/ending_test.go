@@ -255,9 +255,8 @@ func TestEndingPodsKeepTheirCards(t *testing.T) {
 	w := newWorld(t, "1")
 	w.engines(whole)
 	devices := found(card(0, "a", 16), card(1, "b", 16))
-	w.records.ending = func() map[accel.Resource][]accel.DeviceID {
-		return map[accel.Resource][]accel.DeviceID{gcuMemory: {"b"}}
-	}
+	w.records.endings = newEndings("")
+	w.records.endings.devices = map[accel.Resource][]accel.DeviceID{gcuMemory: {"b"}}
 	w.update(t.Context(), devices, nil)
 	e := w.records.owner.engine
 	e.Discover(whole.ID, alloc.Discovery{Devices: devices.Devices})

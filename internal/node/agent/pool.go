@@ -300,9 +300,10 @@ func (p *pool) allocate(ctx context.Context, ids []string) (alloc.Allocation, er
 		return e.Allocate(p.ID, ids, pods, again)
 	}
 	a, err := decide(false)
-	for i, ask := range []askKubelet{p.records.ask, p.records.askFresh, p.records.askFresh} {
-		if !alloc.InDoubt(err) || i == 2 && !p.records.settle(ctx, p.config.Vendor) {
-			break
+	for i := 0; alloc.InDoubt(err) && (i < 2 || p.records.settle(ctx, p.config.Vendor)); i++ {
+		ask := p.records.askFresh
+		if i == 0 {
+			ask = p.records.ask
 		}
 		if failed := ask(ctx, alloc.RecordedBefore); failed != nil {
 			return a, fmt.Errorf("%w; the current owner is unknown: %w", err, failed)

@@ -32,7 +32,13 @@ const (
 	// without the API server there is an answer, without kubelet's list there is
 	// none.
 	keptForKubelet = 3 * time.Second
+	// keptForList is the end of it, in which nothing is waited for but kubelet's list.
+	keptForList = time.Second
 )
+
+// exitInterval is how often it is looked whether containers of pods that are gone have
+// exited, while kubelet waits for an answer that depends on it.
+const exitInterval = 50 * time.Millisecond
 
 // askAgain is the pause before kubelet is asked again that was asked too often:
 // it answers all of a node 100 times a second (podresources.DefaultQPS in its
@@ -62,11 +68,11 @@ type records struct {
 	metrics *metrics
 	owner   *owner
 	// resources are those of the engine's pools; planned returns the allocation that
-	// was planned for a pod, nil for none; ending returns the devices of pods that
-	// are gone before their containers, nil where those are not looked after.
+	// was planned for a pod, nil for none; endings are the pods that are gone before
+	// their containers, nil where those are not looked after.
 	resources []accel.Resource
 	planned   func(*corev1.Pod) *accel.Grant
-	ending    func() map[accel.Resource][]accel.DeviceID
+	endings   *endings
 	// claimed returns what the containers of pods have of claims; nil until New has built the
 	// claim desk.
 	claimed func([]*corev1.Pod) []usage.Container
@@ -140,7 +146,7 @@ func (r *records) ask(ctx context.Context, grace time.Duration) error {
 	if err != nil {
 		return err
 	}
-	r.take(pods, r.pods.Cached(), r.pods.Synced(), grace)
+	r.take(ctx, pods, r.pods.Cached(), r.pods.Synced(), grace)
 	// Last, so that it is never newer than what the engine knows.
 	r.mu.Lock()
 	r.shown, r.asked = shown, true
@@ -162,7 +168,7 @@ func (r *records) askFresh(ctx context.Context, grace time.Duration) error {
 	if err != nil {
 		return err
 	}
-	r.take(pods, fresh, true, grace)
+	r.take(ctx, pods, fresh, true, grace)
 	return nil
 }
 
@@ -176,13 +182,13 @@ func (r *records) askFreshIfPossible(ctx context.Context, grace time.Duration) e
 }
 
 // answer calls prefer until it answers otherwise than that too little is free or too
-// little is known, at most three times, and each time with a better way to ask: kubelet may know that a pod is
-// gone before the watch shows it, and may not have kept what was given out last. The
+// little is known, or there is nothing more to wait for, and each time with a better way to ask: kubelet may
+// know that a pod is gone before the watch shows it, and may not have kept what was given out last. The
 // caller holds turn.
 func (r *records) answer(ctx context.Context, vendor string, prefer func(askKubelet) (alloc.Preference, error)) (alloc.Preference, error) {
 	answer, err := prefer(r.ask)
 	doubtful := func() bool { return alloc.InDoubt(err) || err != nil && alloc.ReasonOf(err) == alloc.NoRoom }
-	for i := 0; i < 2 && doubtful() && (i == 0 || r.settle(ctx, vendor)); i++ {
+	for i := 0; doubtful() && (i == 0 || r.settle(ctx, vendor)); i++ {
 		again, errAgain := prefer(r.askFreshIfPossible)
 		if errAgain != nil && ctx.Err() != nil {
 			break // the time is up, and what was found before stands
@@ -194,12 +200,26 @@ func (r *records) answer(ctx context.Context, vendor string, prefer func(askKube
 
 // settle waits until it is certain whether kubelet kept what it was given last:
 // a pod may be rejected right after its containers were served, and the next must
-// not suffer for that. It is false when there is nothing to wait for.
+// not suffer for that. Or it waits until the containers of a pod that was deleted by
+// force have exited. It is false when there is nothing to wait for, or no time.
 func (r *records) settle(ctx context.Context, vendor string) bool {
 	e, done := r.owner.use()
-	last := e.LastGiven(vendor)
+	last, lingering := e.LastGiven(vendor), e.Lingering(vendor)
 	done()
-	return time.Since(last) < alloc.RecordedBefore && sleep(ctx, alloc.RecordedBefore)
+	if time.Since(last) < alloc.RecordedBefore {
+		return sleep(ctx, alloc.RecordedBefore)
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-keptForList))
+		defer cancel()
+	}
+	for len(lingering) > 0 && sleep(ctx, exitInterval) {
+		if len(r.endings.running(ctx, lingering)) < len(lingering) {
+			return true
+		}
+	}
+	return false
 }
 
 // list returns kubelet's list and the pods that the watch had delivered before it
@@ -219,7 +239,7 @@ func (r *records) list(ctx context.Context) (listed []podresources.Pod, shown []
 
 // take hands kubelet's list to the engine, with the pods of the API server that it
 // is to be held against.
-func (r *records) take(listed []podresources.Pod, pods []*corev1.Pod, complete bool, grace time.Duration) {
+func (r *records) take(ctx context.Context, listed []podresources.Pod, pods []*corev1.Pod, complete bool, grace time.Duration) {
 	v := alloc.View{Pods: r.values(pods), Complete: complete, Grace: grace, Now: time.Now()}
 	for _, pod := range listed {
 		one := alloc.Listed{PodKey: alloc.PodKey{Namespace: pod.Namespace, Name: pod.Name}}
@@ -228,8 +248,12 @@ func (r *records) take(listed []podresources.Pod, pods []*corev1.Pod, complete b
 		}
 		v.Listed = append(v.Listed, one)
 	}
-	if r.ending != nil {
-		v.Ending = r.ending()
+	if r.endings != nil {
+		v.Ending = r.endings.held()
+		e, done := r.owner.use()
+		unlisted := e.Unlisted(&v)
+		done()
+		v.Running = r.endings.running(ctx, unlisted)
 	}
 	e, done := r.owner.use()
 	defer done()

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,6 +187,54 @@ func TestAllReplicasOfADeviceChangeTogether(t *testing.T) {
 	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
 	if got, want := w.list(), "a::0 a::1 a::2 a::3 b::0 b::1 b::2 b::3|"; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// A pod that was deleted by force has its device until its containers have exited, also with a daemon that
+// starts anew. Others get another device, or wait; if that takes too long, they hear why.
+func TestDeviceOfAPodThatWasDeletedByForce(t *testing.T) {
+	dir, root := t.TempDir(), t.TempDir()
+	processes := func(n string) {
+		put(t, root, map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID + "/cgroup.events": "populated " + n + "\n"})
+	}
+	boot := func() *slotWorld {
+		w := newSlotWorld(t, dir, exclusive)
+		w.records.endings = newEndings(root)
+		return w
+	}
+	processes("1")
+	w := boot()
+	pod := newPod("p")
+	pod.UID, pod.Status.Phase = goneUID, corev1.PodRunning
+	w.pods = []*corev1.Pod{pod}
+	w.gives("p", "a")
+	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
+
+	w = boot()
+	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
+	if got := w.held("a"); got != 1 {
+		t.Fatalf("%d containers have the device while its pod's run, want 1", got)
+	}
+	if ids, err := w.Prefer(t.Context(), []string{"a", "b"}, nil, 1); err != nil || !slices.Equal(ids, []string{"b"}) {
+		t.Errorf("%v is preferred (%v), want the device that is free", ids, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), keptForList+2*exitInterval)
+	defer cancel()
+	if _, err := w.Allocate(ctx, []string{"a"}); err == nil ||
+		!strings.Contains(err.Error(), "held by containers of deleted pod ns/p, which have not exited") {
+		t.Errorf("the device is given out, or not for the right reason: %v", err)
+	}
+
+	var exited atomic.Bool
+	time.AfterFunc(4*exitInterval, func() {
+		exited.Store(true)
+		processes("0")
+	})
+	if _, err := w.Prefer(t.Context(), []string{"a"}, nil, 1); err != nil || !exited.Load() {
+		t.Errorf("the device is preferred before its containers have exited, or not after (%v)", err)
+	}
+	if _, err := w.Allocate(t.Context(), []string{"a"}); err != nil {
+		t.Error(err)
 	}
 }
 

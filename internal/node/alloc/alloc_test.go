@@ -337,6 +337,76 @@ func TestSlotOfKubeletsChoiceIsOfThePodThatIsThere(t *testing.T) {
 	}
 }
 
+// Kubelet frees the slots of a pod that is deleted by force at once.
+func TestSlotsOfPodsWhoseContainersStillRun(t *testing.T) {
+	shared := Config{ID: sharedID, Cut: Cut{Replicas: func(sharing.Card) int { return 2 }}}
+	for name, tt := range map[string]struct {
+		pool  Config
+		p     Pod
+		slot  string
+		stuck string // what is healthy once the slot is stuck
+		why   string // of the device then
+	}{
+		"whole device": {Config{ID: sharedID}, pod("p", sharedID, "", "c0=1"), "d0", "d1",
+			"held by containers of deleted pod ns/p, which have not exited"},
+		"time slice": {shared, pod("p", sharedID, "", "c0=1"), "d0::0", "d0::1 d1::0 d1::1", ""},
+		"init container": {Config{ID: sharedID}, pod("p", sharedID, "", "i0=1"), "d0", "d1",
+			"held by containers of deleted pod ns/p, which have not exited"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := boot(t, nil, tt.pool)
+			have := []Listed{listed(tt.p, sharedID, map[string][]string{"c0": {tt.slot}})}
+			if hasInits(tt.p.Requests[0]) {
+				have = []Listed{listed(tt.p, sharedID, nil)} // kubelet lists none of theirs
+			}
+			n.turn(have, tt.p)
+			n.give(sharedID, n.prefer(sharedID, 1, tt.p), tt.p)
+			tt.p.Started = true
+			n.turn(have, tt.p)
+
+			// It is gone, or is called ended, and its containers run.
+			runs := func(pods ...Pod) {
+				v := View{Pods: pods, Complete: true, Grace: Recorded, Now: n.now}
+				if got := n.Unlisted(&v); !slices.Equal(got, []string{tt.p.UID}) {
+					t.Fatalf("it is to be looked for %q, want the pod that kubelet does not list", got)
+				}
+				v.Running = map[string]bool{tt.p.UID: true}
+				n.Take(v)
+				n.sync()
+			}
+			n.now = n.now.Add(2 * Recorded)
+			tt.p.Ended = true
+			runs(tt.p)
+			n = boot(t, n, tt.pool) // the daemon starts anew
+			runs()
+			if got := n.Lingering("v"); !slices.Equal(got, []string{tt.p.UID}) {
+				t.Errorf("%q has slots that kubelet does not list, want the pod", got)
+			}
+			if _, err := n.Allocate(sharedID, []string{tt.slot}, nil, false); !InDoubt(err) ||
+				!strings.Contains(err.Error(), "deleted pod ns/p") {
+				t.Errorf("the slot is given out again: %v", err)
+			}
+			if !n.lists[sharedID][tt.slot] {
+				t.Error("the slot is unhealthy at once: a pod that comes next would fail instead of waiting")
+			}
+
+			n.now = n.now.Add(StuckAfter)
+			runs()
+			if got := n.list(sharedID); got != tt.stuck {
+				t.Errorf("%q is healthy while the containers are stuck, want %q", got, tt.stuck)
+			}
+			if got := n.Inventory(sharedID).Shares[0].Health.Reason; got != tt.why {
+				t.Errorf("the device is unhealthy for %q, want %q", got, tt.why)
+			}
+
+			n.turn(nil)
+			if !n.Status(sharedID).Idle || len(n.Lingering("v")) > 0 || !n.lists[sharedID][tt.slot] {
+				t.Errorf("the slot is not free when the containers have exited: %+v", n.lists[sharedID])
+			}
+		})
+	}
+}
+
 // The init containers of a pod had more slots than its app containers, which have all
 // of theirs: kubelet's next question is not for that pod.
 func TestAPodThatWasServedDoesNotHideAnother(t *testing.T) {

@@ -150,8 +150,8 @@ func (c *byPolicy) check(ids []string) ([]item, error) {
 				fresh = true
 				continue
 			}
-			if !it.fits(id, h) || !slices.ContainsFunc(h.inits, func(pod string) bool { return slices.Contains(c.admitting, pod) }) {
-				return nil, conflictf("%q of %s is held by another container", id, c.pool.config.Resource)
+			if !it.fits(id, h) || h.lingering != "" || !slices.ContainsFunc(h.inits, func(pod string) bool { return slices.Contains(c.admitting, pod) }) {
+				return nil, conflictf("%q of %s is %s", id, c.pool.config.Resource, h.heldBy())
 			}
 		}
 		if !used {

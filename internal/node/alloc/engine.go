@@ -58,6 +58,39 @@ func (e *Engine) Take(v View) {
 	}
 }
 
+// Unlisted returns the UIDs of the pods that have, or may have, slots which kubelet lists no more.
+// Containers of theirs may still run: kubelet frees the slots of a pod that is deleted by force at
+// once. The engine keeps those of View.Running.
+func (e *Engine) Unlisted(v *View) []string {
+	var out []string
+	for _, p := range e.pools {
+		if a, ok := p.held.(*slotAccount); ok {
+			out = append(out, a.unlisted(v)...)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Lingering returns the UIDs of the pods that have slots of a vendor's devices only because their
+// containers still ran at the last Take.
+func (e *Engine) Lingering(vendor string) []string {
+	var out []string
+	for _, p := range e.pools {
+		a, ok := p.held.(*slotAccount)
+		if !ok || p.config.Vendor != vendor {
+			continue
+		}
+		for _, h := range a.holds {
+			if h.lingering != "" {
+				out = append(out, holderUID(h.lingering))
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // Derive derives what a pool offers from its devices, its configuration and what
 // containers hold, and returns what has to be written before it is offered.
 func (e *Engine) Derive(id ID, now time.Time) Plan { return e.pool(id).derive(now) }

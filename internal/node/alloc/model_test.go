@@ -24,6 +24,8 @@ import (
 //   - no id is held by two pods, and no chip is in two uses at a time, nor is one in use
 //     as a whole and by a partition of it, be it by pods or by claims;
 //   - claims do not hold more of a device than it has;
+//   - nothing gets a slot, or its chip in another way, of a pod that was deleted by force and
+//     whose containers still run;
 //   - what a container holds is on kubelet's list, healthy, and names the same device;
 //   - what is certain of a pod's memory is what the pod has;
 //   - once all pods have ended, everything that is well can be had again.
@@ -62,7 +64,7 @@ func TestModel(t *testing.T) {
 	for _, what := range []string{"containers served", "init containers served", "restarts", "crashes", "states lost", "configurations",
 		"strangers", "rejected", "chips cut otherwise", "partitions given", "kubelet restarts", "facts", "chosen by kubelet",
 		"times everything was free", "claims held", "claims released", "claims rejected", "claims shared", "claims found again",
-		"claims of free devices"} {
+		"claims of free devices", "lingering pods", "lingering pods that are stuck"} {
 		if total[what] == 0 {
 			t.Errorf("the model played no %s", what)
 		}
@@ -107,6 +109,9 @@ type model struct {
 	claims     map[string]Claim
 	claimsDisk []byte
 	byClaims   bool
+	// lingering are pods that were deleted by force, that kubelet has forgotten, and whose
+	// containers still run, by UID.
+	lingering map[string]*modelPod
 
 	failure string
 	log     []string
@@ -135,6 +140,9 @@ type modelPod struct {
 	unasked bool
 	// changes is what the model's was when the pod was created.
 	changes int
+	// known is true once the engine has seen kubelet's list with all that the pod has, and the
+	// API server's pod.
+	known bool
 }
 
 // modelUse is what one container was given.
@@ -161,7 +169,7 @@ func newModel(seed uint64) *model {
 		rng: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1e9, 0),
 		cut: map[accel.DeviceID][]accel.Device{}, parents: map[accel.DeviceID]accel.DeviceID{},
 		lost: map[accel.DeviceID]bool{}, disk: map[ID][]byte{}, lists: map[ID]map[string]bool{}, tally: tally{},
-		claims: map[string]Claim{},
+		claims: map[string]Claim{}, lingering: map[string]*modelPod{},
 	}
 	for i := range 2 + m.rng.IntN(3) {
 		m.chips = append(m.chips, accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("d", i)), Model: "M",
@@ -296,6 +304,9 @@ func (m *model) start(left map[ID][]byte) {
 // pod.
 func (m *model) restart(crash, reconfigure bool) {
 	var left map[ID][]byte
+	if m.full || m.recovering {
+		m.forgetPods()
+	}
 	if !crash {
 		m.now = m.now.Add(RecordedBefore)
 		left = map[ID][]byte{}
@@ -466,9 +477,32 @@ func (m *model) take(fresh bool, grace time.Duration) {
 	if fresh {
 		v.Pods, v.Complete = m.api(), true
 	}
+	v.Running = m.running(&v)
 	m.engine.Take(v)
 	for _, p := range m.pods {
 		p.taken = true
+		p.known = p.known || p.active && !p.hidden && p.next == len(p.Requests[0].Containers) &&
+			slices.ContainsFunc(v.Pods, func(shown Pod) bool { return shown.UID == p.UID && !shown.Ended })
+	}
+}
+
+// running are those that have processes of the pods that have slots which kubelet does not list.
+func (m *model) running(v *View) map[string]bool {
+	out := map[string]bool{}
+	for _, uid := range m.engine.Unlisted(v) {
+		runs := slices.ContainsFunc(m.pods, func(p *modelPod) bool { return p.UID == uid && p.active && p.Started })
+		if runs || m.lingering[uid] != nil {
+			out[uid] = true
+		}
+	}
+	return out
+}
+
+// forgetPods is for what of the pods of slots the state file has not.
+func (m *model) forgetPods() {
+	clear(m.lingering)
+	for _, p := range m.pods {
+		p.known = false
 	}
 }
 
@@ -490,8 +524,8 @@ func (m *model) turn() {
 // step does something at random.
 func (m *model) step() {
 	m.now = m.now.Add(time.Duration(m.rng.IntN(120)) * time.Millisecond)
-	switch n := m.rng.IntN(110); {
-	case n >= 100:
+	switch n := m.rng.IntN(116); {
+	case n >= 106:
 		m.claim()
 	case n < 45:
 		m.serve()
@@ -520,6 +554,21 @@ func (m *model) step() {
 		m.loseState()
 	default:
 		m.force()
+	}
+	for uid, p := range m.lingering {
+		if m.rng.IntN(150) == 0 {
+			m.note("containers of pod %s exit", p.Name)
+			delete(m.lingering, uid)
+		}
+	}
+	for _, p := range m.engine.pools {
+		if a, ok := p.held.(*slotAccount); ok {
+			for _, h := range a.holds {
+				if h.stuck {
+					m.tally["lingering pods that are stuck"]++
+				}
+			}
+		}
 	}
 	m.check()
 }
@@ -573,6 +622,7 @@ func (m *model) loseState() {
 	// What the pods hold was written into them: their allocations are what is left.
 	m.deliver()
 	m.facts()
+	m.forgetPods()
 	id := m.configs[m.rng.IntN(len(m.configs))].ID
 	delete(m.disk, id)
 	m.tally["states lost"]++
@@ -668,6 +718,11 @@ func (m *model) end() {
 // ends ends a pod: kubelet frees what it has at once.
 func (m *model) ends(p *modelPod) {
 	m.note("pod %s ends", p.Name)
+	if p.gone && p.known && p.pool.Kind == Slots && m.rng.IntN(3) > 0 {
+		m.note("containers of pod %s run", p.Name)
+		m.lingering[p.UID] = p
+		m.tally["lingering pods"]++
+	}
 	p.active, p.hidden = false, false
 	p.Ended, p.Started = true, true
 	if m.rng.IntN(2) == 0 {
@@ -925,7 +980,7 @@ func (m *model) holders() map[accel.Resource]map[string]*modelPod {
 
 // check recounts.
 func (m *model) check() {
-	m.holders()
+	holders := m.holders()
 	inUse := map[accel.DeviceID]bool{}
 	for _, p := range m.pods {
 		for _, u := range p.uses {
@@ -935,6 +990,18 @@ func (m *model) check() {
 		}
 	}
 	how := map[accel.DeviceID]string{}
+	for _, p := range m.lingering {
+		for _, u := range p.uses {
+			for _, chip := range u.chips {
+				inUse[chip], how[chip] = true, u.how
+			}
+			for _, id := range u.ids {
+				if other := holders[p.pool.Resource][id]; other != nil {
+					m.fail("%q of %v is held by pod %s while containers of pod %s run with it", id, p.pool, other.Name, p.Name)
+				}
+			}
+		}
+	}
 	m.checkClaims(inUse, how)
 	for _, p := range m.pods {
 		if !p.active {
@@ -1007,6 +1074,7 @@ func (m *model) allEnds() {
 	for _, p := range slices.Clone(m.pods) {
 		m.ends(p)
 	}
+	clear(m.lingering)
 	m.endClaims()
 	clear(m.lost)
 	m.down, m.full = nil, false

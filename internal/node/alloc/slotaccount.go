@@ -44,9 +44,23 @@ type slotHold struct {
 	at time.Time
 	// seen is true once kubelet listed it.
 	seen bool
+	// pod is the one (initHolder) for which kubelet listed it, "" when that is not known.
+	pod string
+	// lingering is the pod (initHolder) that has the slot only because its containers still run,
+	// while kubelet counts it as free, "" for none; since is when that was so first, and stuck is
+	// true StuckAfter later.
+	lingering string
+	since     time.Time
+	stuck     bool
 }
 
-func (a *slotAccount) isHeld(id string) bool { return a.holds[id] != nil }
+// StuckAfter is how long containers of a pod that is gone may take to exit. Kubelet gives those of
+// a pod that was deleted by force a few seconds. Slots of a pod that takes longer are unhealthy, so
+// that no pod is sent to the node for them: kubelet counts them as free.
+const StuckAfter = 10 * time.Second
+
+// isHeld is false for a slot that kubelet does not count as held any more, and is to be told of.
+func (a *slotAccount) isHeld(id string) bool { return a.holds[id] != nil && !a.holds[id].stuck }
 
 func (a *slotAccount) certain(*item) bool { return a.sure }
 
@@ -79,8 +93,8 @@ func (a *slotAccount) free(it *item) map[string]bool {
 
 func (a *slotAccount) strays(listed map[string]bool) []Unit {
 	var out []Unit
-	for id := range a.holds {
-		if !listed[id] {
+	for id, h := range a.holds {
+		if !listed[id] && !h.stuck {
 			out = append(out, Unit{ID: id, NUMANodes: a.ids.numaOf(id)})
 		}
 	}
@@ -91,6 +105,9 @@ func (a *slotAccount) strays(listed map[string]bool) []Unit {
 func (a *slotAccount) conflict(it *item) string {
 	for id, h := range a.holds {
 		if it.fits(id, h) {
+			if h.stuck && it.replicas == 0 {
+				return h.heldBy()
+			}
 			continue
 		}
 		if slices.ContainsFunc(h.chips, func(chip accel.DeviceID) bool { return slices.Contains(it.Chips, chip) }) {
@@ -101,8 +118,8 @@ func (a *slotAccount) conflict(it *item) string {
 }
 
 // take makes slots that kubelet lists held, and those that it does not list any
-// more free, unless it does not list all of its pods yet or a plain init container
-// may be the holder.
+// more free, unless it does not list all of its pods yet, a plain init container
+// may be the holder, or containers of the pod still run.
 func (a *slotAccount) take(v *View) {
 	listings := map[PodKey][]string{}
 	served := map[PodKey]map[string]int{}
@@ -128,6 +145,7 @@ func (a *slotAccount) take(v *View) {
 	}
 	holders := map[string]bool{} // of slots that kubelet does not list
 	named := map[PodKey]bool{}
+	alive := map[PodKey]string{} // as initHolder
 	complete := v.Complete
 	for i := range v.Pods {
 		pod := &v.Pods[i]
@@ -135,6 +153,7 @@ func (a *slotAccount) take(v *View) {
 		if pod.Ended {
 			continue
 		}
+		alive[pod.Key()] = initHolder(pod)
 		request := pod.request(a.pool.config.Resource)
 		if !full(request, listings[pod.Key()]) || ambiguous[pod.Key()] {
 			holders[initHolder(pod)] = true
@@ -146,7 +165,7 @@ func (a *slotAccount) take(v *View) {
 			complete = false
 		}
 	}
-	a.note(listed)
+	a.note(listed, alive)
 	a.listings, a.served, a.taken, a.complete = listings, served, active, complete
 	a.attribute(v.Pods, named)
 	meant := true
@@ -154,16 +173,21 @@ func (a *slotAccount) take(v *View) {
 		key := initKey(pod)
 		return holders[pod] || active[key] && !named[key] // the API server is late
 	}
+	runs := func(pod string) bool { return v.Running[holderUID(pod)] }
 	for id, h := range a.holds {
 		_, seen := listed[id]
+		lingering := ""
 		switch {
 		case seen, !complete, !h.seen && v.Now.Sub(h.at) < v.Grace:
 		case slices.ContainsFunc(h.inits, holds):
-			h.inits = slices.DeleteFunc(slices.Clone(h.inits), func(pod string) bool { return !holds(pod) })
+			h.inits = slices.DeleteFunc(slices.Clone(h.inits), func(pod string) bool { return !holds(pod) && !runs(pod) })
 		default:
-			delete(a.holds, id)
-			continue
+			if lingering = h.first(runs); lingering == "" {
+				delete(a.holds, id)
+				continue
+			}
 		}
+		h.linger(lingering, v.Now)
 		meant = meant && h.chips != nil
 	}
 	for key := range ambiguous {
@@ -174,8 +198,54 @@ func (a *slotAccount) take(v *View) {
 	a.sure = a.sure || complete && meant
 }
 
-// note makes the slots that kubelet lists held.
-func (a *slotAccount) note(listed map[string]PodKey) {
+// unlisted returns the UIDs of the pods that have, or may have, slots which kubelet lists no more.
+func (a *slotAccount) unlisted(v *View) []string {
+	if len(a.holds) == 0 {
+		return nil
+	}
+	listed, active, served := map[string]bool{}, map[PodKey]bool{}, map[string]bool{}
+	for _, pod := range v.Listed {
+		active[pod.PodKey] = true
+		for _, c := range pod.Containers {
+			for _, id := range c.Units[a.pool.config.Resource] {
+				listed[id] = true
+			}
+		}
+	}
+	for i := range v.Pods { // those have what their init containers had
+		served[v.Pods[i].UID] = active[v.Pods[i].Key()] && !v.Pods[i].Ended
+	}
+	var out []string
+	for id, h := range a.holds {
+		for _, holder := range append([]string{h.pod}, h.inits...) {
+			if uid := holderUID(holder); !listed[id] && uid != "" && !served[uid] {
+				out = append(out, uid)
+			}
+		}
+	}
+	return out
+}
+
+// first returns the first of the slot's pods of which that is true, "" for none.
+func (h *slotHold) first(is func(holder string) bool) string {
+	holders := append([]string{h.pod}, h.inits...)
+	if i := slices.IndexFunc(holders, is); i >= 0 {
+		return holders[i]
+	}
+	return ""
+}
+
+// linger notes the pod whose containers still run, "" for none.
+func (h *slotHold) linger(pod string, now time.Time) {
+	if pod != h.lingering {
+		h.lingering, h.since = pod, now
+	}
+	h.stuck = pod != "" && now.Sub(h.since) >= StuckAfter
+}
+
+// note makes the slots that kubelet lists held. alive are the pods of the API server that have not
+// ended, as initHolder.
+func (a *slotAccount) note(listed map[string]PodKey, alive map[PodKey]string) {
 	for id, key := range listed {
 		h := a.holds[id]
 		if h == nil {
@@ -187,6 +257,10 @@ func (a *slotAccount) note(listed map[string]PodKey) {
 		}
 		if h.chips == nil {
 			h.chips = a.meaning(id)
+		}
+		// Another pod may have the name of one that was deleted by force and that kubelet still lists.
+		if h.pod == "" || initKey(h.pod) != key {
+			h.pod = alive[key]
 		}
 		// Kubelet reuses what an init container has in its own pod only.
 		h.inits = slices.DeleteFunc(slices.Clone(h.inits), func(holder string) bool { return initKey(holder) != key })
@@ -352,6 +426,18 @@ func initHolder(pod *Pod) string { return pod.Namespace + "/" + pod.Name + "/" +
 // unknownHolder names a pod in slotHold.inits that the API server does not know:
 // namespace and name.
 func unknownHolder(key PodKey) string { return key.Namespace + "/" + key.Name + "/" }
+
+// holderUID is the UID of an initHolder, "" of an unknownHolder.
+func holderUID(holder string) string { return holder[strings.LastIndex(holder, "/")+1:] }
+
+// heldBy says who has the slot.
+func (h *slotHold) heldBy() string {
+	if h.lingering == "" {
+		return "held by another container"
+	}
+	key := initKey(h.lingering)
+	return fmt.Sprintf("held by containers of deleted pod %s/%s, which have not exited", key.Namespace, key.Name)
+}
 
 func initKey(holder string) PodKey {
 	namespace, rest, _ := strings.Cut(holder, "/")

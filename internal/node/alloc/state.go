@@ -64,6 +64,8 @@ type HeldSlot struct {
 	// Unasked is true while it is not known whether Inits are the right pods:
 	// kubelet chose the slot by itself.
 	Unasked bool `json:"unasked,omitempty"`
+	// Pod is the one for which kubelet listed it, as namespace/name/UID; "" when that is not known.
+	Pod string `json:"pod,omitempty"`
 }
 
 // storeCard returns what is remembered of a card.

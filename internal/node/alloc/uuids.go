@@ -37,7 +37,7 @@ func newSlots(p *pool) {
 	}
 	held := map[accel.DeviceID]bool{}
 	for _, h := range saved.Held {
-		ids.held.holds[h.ID] = &slotHold{chips: h.Chips, inits: h.Inits, unasked: h.Unasked, guessed: h.Unasked, seen: true}
+		ids.held.holds[h.ID] = &slotHold{chips: h.Chips, inits: h.Inits, unasked: h.Unasked, guessed: h.Unasked, seen: true, pod: h.Pod}
 		for _, c := range h.Chips {
 			held[c] = true
 		}
@@ -52,7 +52,7 @@ func (u *uuids) persist() State {
 	}
 	slices.SortFunc(next.Cards, func(a, b StoredCard) int { return cmp.Compare(a.ID, b.ID) })
 	for id, h := range u.held.holds {
-		next.Held = append(next.Held, HeldSlot{ID: id, Chips: h.chips, Inits: h.inits, Unasked: h.open()})
+		next.Held = append(next.Held, HeldSlot{ID: id, Chips: h.chips, Inits: h.inits, Unasked: h.open(), Pod: h.pod})
 	}
 	slices.SortFunc(next.Held, func(a, b HeldSlot) int { return cmp.Compare(a.ID, b.ID) })
 	if len(next.Boards) == 0 {

@@ -162,6 +162,9 @@ type View struct {
 	// Ending are the devices, by resource, of pods that are gone before their
 	// containers.
 	Ending map[accel.Resource][]accel.DeviceID
+	// Running are those of the pods that Engine.Unlisted returns whose containers still run, by
+	// UID.
+	Running map[string]bool
 	// Grace is how long what was given to a container counts as held although
 	// kubelet does not list it.
 	Grace time.Duration

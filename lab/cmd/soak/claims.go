@@ -178,12 +178,7 @@ func newClaimingPod(s *testenv.Env, rng *rand.Rand, name string) *corev1.Pod {
 		app.Resources.Claims = claim(pod, shape.name, true, rng)
 		containers(app)
 	}
-	grace := rng.Int64N(3)
-	if len(pod.Spec.Containers[0].Resources.Limits) > 0 {
-		// Kubelet frees a whole device at once when its pod is deleted without a grace period.
-		grace = max(grace, 1)
-	}
-	pod.Spec.TerminationGracePeriodSeconds = &grace
+	pod.Spec.TerminationGracePeriodSeconds = ptr.To(rng.Int64N(3))
 	return pod
 }
 
