@@ -278,7 +278,7 @@ test-long: root lab-down e2e-programs ## Run the end-to-end tests that take minu
 	@export LONG='$(LONG)'; $(call testsum-lab,long) go test -json -vet=off -tags e2e -count=1 -p 1 -timeout 60m -run "$$LONG" ./e2e/... ./internal/browser
 
 # Tests that take minutes each, and whose short forms other tests are.
-LONG = ^Test(Documents|RollingUpdate|DaemonCrash|RestartsUnderEveryKind|ManyGenerations|FinestUnit|Release|Faults|Overuse|MemoryOveruse|MemoryLimitsStay|MPSStays|DRA)$$|^Test(Bystanders|DedicatedHandover|SlowVolume|HostileClients)$$|$\
+LONG = ^Test(Documents|RollingUpdate|DaemonCrash|RestartsUnderEveryKind|ManyGenerations|FinestUnit|Release|Faults|Overuse|MemoryOveruse|MemoryLimitsStay|MPSStays|ClaimCases|DRA)$$|^Test(Bystanders|DedicatedHandover|SlowVolume|HostileClients)$$|$\
   ^TestPlugin(SlowVolume|PatientGang|ReplicasRaceOn|OfOtherMinors)$$|$\
   ^Test(Upgrade|MakeDeploy|InstallFromPrivateRegistry|InstallFromArchives|Uninstall|UninstallDedicatedScheduler)$$|$\
   ^TestRestarts$$/(-(restarted|deleted|rolled)|^scheduler-killed)$$|^TestCardBreaksUnderPods$$/^lost$$|^TestSizes$$/^5000_nodes$$

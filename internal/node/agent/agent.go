@@ -216,7 +216,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		return nil, errors.Join(err, a.Close())
 	}
 	a.claims = newClaimDesk(ctx, a)
-	a.records.claimed, a.cdi.limits.claims = a.claims.containers, a.claims.limits
+	a.records.claimed, a.health.claimed, a.cdi.limits.claims = a.claims.containers, a.claims.containers, a.claims.limits
 	return a, nil
 }
 
@@ -371,6 +371,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			}
 		}
 		a.discoveries.told(vendor)
+		a.signals.wake.raise() // also where no resource is made of the devices
 	})
 }
 

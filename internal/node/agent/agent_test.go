@@ -24,6 +24,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/node/nodelabels"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/node/usage"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
@@ -274,31 +275,42 @@ func TestHealthIsToldOncePerDevice(t *testing.T) {
 		metrics: whole.metrics, pods: whole, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
 		node: func(kind events.Kind, message string) { node = append(node, kind.Reason+": "+message) },
 		pod:  func(p *corev1.Pod, kind events.Kind, _ string) { pods = append(pods, p.Name+" "+kind.Reason) },
+		claimed: func([]*corev1.Pod) []usage.Container {
+			one := func(pod, device string) usage.Container {
+				return usage.Container{Namespace: "ns", Pod: pod, Device: accel.DeviceID(device)}
+			}
+			return []usage.Container{one("claimant", "a"), one("claimant", "a"), one("claimant", "c"), one("other", "b"), one("gone", "a")}
+		},
 	}
-	pod := newPod("holder")
-	whole.pods = []*corev1.Pod{pod, newPod("other")}
+	whole.pods = []*corev1.Pod{newPod("holder"), newPod("other"), newPod("claimant")}
 	whole.gives("holder", "a")
-	report := func(d accel.Device) {
+	// The first device is there for units and for claims, the second for units, and the third for claims.
+	report := func(first, third accel.Device) {
 		for _, w := range []*slotWorld{whole, slices} {
-			w.found(d, gpuDevice(1, "b"))
+			w.found(first, gpuDevice(1, "b"))
 		}
 		for range 3 {
-			h.report(ctx, "nvidia", []*pool{whole.pool, slices.pool})
+			h.report(ctx, "nvidia", []*pool{whole.pool, slices.pool}, []accel.Device{first, third, third})
 		}
 	}
-	report(gpuDevice(0, "a"))
-	ill := sick(gpuDevice(0, "a"))
-	report(ill)
+	a, c := gpuDevice(0, "a"), gpuDevice(2, "c")
+	report(a, c)
+	ill := sick(a)
+	report(ill, c)
 	ill.Health.Reason += "; well again, and trusted once it was so for 10s"
-	report(ill)
-	report(gpuDevice(0, "a"))
+	report(ill, c)
+	report(a, c)
+	report(a, sick(c))
+	report(a, c)
 	if diff := cmp.Diff([]string{
 		"DeviceUnhealthy: nvidia device 0 (a) is unhealthy; no new pods are placed on it: XID 79",
 		"DeviceRecovered: nvidia device 0 (a) is healthy again; new pods can be placed on it",
+		"DeviceUnhealthy: nvidia device 2 (c) is unhealthy; no new pods are placed on it: XID 79",
+		"DeviceRecovered: nvidia device 2 (c) is healthy again; new pods can be placed on it",
 	}, node); diff != "" {
 		t.Errorf("events of the node (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"holder DeviceUnhealthy"}, pods); diff != "" {
+	if diff := cmp.Diff([]string{"claimant DeviceUnhealthy", "holder DeviceUnhealthy", "claimant DeviceUnhealthy"}, pods); diff != "" {
 		t.Errorf("events of pods (-want +got):\n%s", diff)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,10 +19,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	k8stesting "k8s.io/client-go/testing"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -38,6 +41,9 @@ import (
 
 // claimingUID is that of the pods with claims.
 const claimingUID = "7d9c0b1e-53c8-4b43-9f0e-2a3b9c1d0e0f"
+
+// lateUID is that of a pod that the watch has not delivered.
+const lateUID = "1b7e7c52-8a0d-4c1e-9d55-5f0d1c2b3a49"
 
 // claiming is a stage whose node offers its devices to claims.
 type claiming struct{ *stage }
@@ -109,17 +115,28 @@ func (s claiming) published() string {
 // allocate makes a pod with a claim of a device.
 func (s claiming) allocate(name, device string) {
 	s.t.Helper()
+	s.allocateResults(name, claimingUID, resultOf("nvidia", device))
+}
+
+// resultOf is what kube-scheduler allocates of a device.
+func resultOf(vendor, device string) resourceapi.DeviceRequestAllocationResult {
+	return resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: vendor + ".divvy.dev", Pool: thisNode + "/" + vendor,
+		Device: device}
+}
+
+// allocateResults makes a pod with that UID whose container uses a claim.
+func (s claiming) allocateResults(name string, uid types.UID, results ...resourceapi.DeviceRequestAllocationResult) {
+	s.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
-	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: "nvidia.divvy.dev",
-			Pool: thisNode + "/nvidia", Device: device}},
-	}}
-	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: claimingUID}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: uid}}
 	if _, err := s.client.ResourceV1().ResourceClaims("ns").Create(s.t.Context(), claim, metav1.CreateOptions{}); err != nil {
 		s.t.Fatal(err)
 	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: claimingUID}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: uid}}
 	pod.Spec.NodeName, pod.Spec.ResourceClaims = thisNode, []corev1.PodResourceClaim{{Name: "c", ResourceClaimName: &name}}
+	pod.Spec.Containers = []corev1.Container{{Name: "main",
+		Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "c"}}}}}
 	if _, err := s.client.CoreV1().Pods("ns").Create(s.t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		s.t.Fatal(err)
 	}
@@ -234,27 +251,10 @@ func TestClaims(t *testing.T) {
 	}
 	stop()
 
-	a, stop = s.play()
+	a, _ = s.play()
 	eventually(t, "the devices are found", func() bool { return len(a.claims.Claims("nvidia")) == 1 && claimable(a) })
 	if why := s.rejected(a, "gpu-a"); !strings.Contains(why, "device gpu-a is held by claim ns/one as gpu-a") {
 		t.Errorf("after a restart the device is given out again: %q", why)
-	}
-	stop()
-
-	// Without the file, the pods' claims say it.
-	if err := os.Remove(filepath.Join(s.config.StateDir, claimsFile)); err != nil {
-		t.Fatal(err)
-	}
-	a, _ = s.play()
-	eventually(t, "claims are recovered", func() bool { return len(a.claims.Claims("nvidia")) == 1 && claimable(a) })
-	if why := s.rejected(a, "gpu-a"); !strings.Contains(why, "device gpu-a is held by claim ns/one as gpu-a") {
-		t.Errorf("without the file the device is given out again: %q", why)
-	}
-	if _, err := cdi.ReadSpec(filepath.Join(s.config.CDIDir, "divvy-claim-nvidia-uid-one.json"), 0); err != nil {
-		t.Errorf("what its containers have is not described any more: %v", err)
-	}
-	if why := s.rejected(a, "gpu-b"); why != "" {
-		t.Errorf("another device is not given out: %s", why)
 	}
 }
 
@@ -305,6 +305,71 @@ func TestClaimsStayWithTheirPath(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// TestPathSwitchedDuringPrepare: a claim that waits for its device while the node moves to the other
+// path gets nothing there, and its device when the node has moved back.
+func TestPathSwitchedDuringPrepare(t *testing.T) {
+	s := newClaiming(t)
+	asked := make(chan struct{})
+	var once sync.Once
+	s.client.PrependReactor("get", "resourceclaims", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		if get, ok := action.(k8stesting.GetAction); ok && get.GetName() == "two" {
+			once.Do(func() { close(asked) })
+		}
+		return false, nil, nil
+	})
+	_, stop := s.play()
+	eventually(t, "devices are published", func() bool { return strings.Count(s.published(), ",") == 2 })
+	s.allocate("one", "gpu-a")
+	if failed := s.prepare("one"); failed != "" {
+		t.Fatal(failed)
+	}
+	s.allocate("two", "gpu-a")
+	driver := s.driver()
+	answered := make(chan string)
+	go func() {
+		answer, err := driver.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{
+			Claims: []*drapb.Claim{{Namespace: "ns", Name: "two", Uid: "uid-two"}}})
+		answered <- answer.GetClaims()["uid-two"].GetError() + fmt.Sprint(err)
+	}()
+	<-asked
+	stop()
+	if got := <-answered; got == "<nil>" {
+		t.Error("two claims were prepared with one device")
+	}
+
+	s.config.AllocationPath = config.PathPlugin
+	a, stop := s.play()
+	holders := func() string {
+		var names []string
+		for _, c := range a.claims.Claims("nvidia") {
+			names = append(names, fmt.Sprint(c.Name, " ", c.Prepared))
+		}
+		return strings.Join(names, ", ")
+	}
+	if got := holders(); got != "one true" {
+		t.Errorf("after the move claims hold devices: %s", got)
+	}
+	if failed := s.unprepare("one"); failed != "" {
+		t.Errorf("the claim is not released: %s", failed)
+	}
+	if failed := s.prepare("two"); !strings.Contains(failed, "claims cannot get device gpu-a") || holders() != "" {
+		t.Errorf("on the other path: %q, held by %s", failed, holders())
+	}
+	eventually(t, "kubelet gets the device", func() bool {
+		shares := see(a.offerings[0].parts[0], (*alloc.Engine).Inventory).Shares
+		return len(shares) == 2 && !shares[0].Health.Unhealthy
+	})
+	stop()
+
+	s.config.AllocationPath = config.PathDRA
+	a, _ = s.play()
+	eventually(t, "devices are published again", func() bool { return strings.Count(s.published(), ",") == 2 && claimable(a) })
+	eventually(t, "the claim is prepared", func() bool { return s.prepare("two") == "" })
+	if got := holders(); got != "two true" {
+		t.Errorf("after the move back claims hold devices: %s", got)
+	}
 }
 
 // TestBothPaths: a node that divides its devices offers each by one path.
@@ -503,24 +568,37 @@ func TestOwnCDISpec(t *testing.T) {
 }
 
 // TestAbandonedClaims: a claim that kubelet does not release is released once no pod uses it,
-// at the second look.
+// at the second look. A look at which a call fails counts for nothing.
 func TestAbandonedClaims(t *testing.T) {
+	const never = -1
 	tests := map[string]struct {
-		pod, claim bool // whether they are deleted
-		runs       bool // whether a container of the pod runs
-		want       bool // whether it is released
+		pod, claim bool   // whether they are deleted
+		runs       bool   // whether a container of the pod runs
+		fails      string // what the API server does not answer about at the second look
+		want       int    // the look at which it is released
 	}{
-		"all is there":                  {false, false, false, false},
-		"the claim is gone":             {false, true, false, false},
-		"the pod is gone":               {true, false, false, true},
-		"both are gone":                 {true, true, false, true},
-		"both are gone and it runs":     {true, true, true, false},
-		"the pod is gone and it runs":   {true, false, true, false},
-		"the claim is gone, a pod runs": {false, true, true, false},
+		"all is there":                   {false, false, false, "", never},
+		"the claim is gone":              {false, true, false, "", never},
+		"the pod is gone":                {true, false, false, "", 1},
+		"both are gone":                  {true, true, false, "", 1},
+		"both are gone and it runs":      {true, true, true, "", never},
+		"the pod is gone and it runs":    {true, false, true, "", never},
+		"the claim is gone, a pod runs":  {false, true, true, "", never},
+		"the pod is gone, pods fail":     {true, false, false, "pods", 3},
+		"the pod is gone, claims fail":   {true, false, false, "resourceclaims", 3},
+		"both are gone, claims fail":     {true, true, false, "resourceclaims", 3},
+		"all is there, and claims fail":  {false, false, false, "resourceclaims", never},
+		"all is there, and pods fail":    {false, false, false, "pods", never},
+		"the claim is gone, claims fail": {false, true, false, "resourceclaims", never},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := newClaiming(t)
+			var failing atomic.Bool
+			s.client.PrependReactor("*", tt.fails, func(action k8stesting.Action) (bool, runtime.Object, error) {
+				reads := action.GetVerb() == "get" || action.GetVerb() == "list"
+				return failing.Load() && reads, nil, apierrors.NewServiceUnavailable("restarting")
+			})
 			a, stop := s.play()
 			eventually(t, "the devices are found", func() bool { return claimable(a) })
 			s.allocate("one", "gpu-a")
@@ -545,15 +623,88 @@ func TestAbandonedClaims(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for look := range 2 {
-				if err := a.claims.collect(ctx); err != nil {
-					t.Fatal(err)
+			for look := range 4 {
+				fails := look == 1 && tt.fails != ""
+				failing.Store(fails)
+				if err := a.claims.collect(ctx); (err != nil) != fails {
+					t.Fatalf("look %d: %v", look, err)
 				}
-				if released := len(a.claims.Claims("nvidia")) == 0; released != (tt.want && look == 1) {
+				if released := len(a.claims.Claims("nvidia")) == 0; released != (tt.want != never && look >= tt.want) {
 					t.Errorf("at look %d it is released: %t", look, released)
 				}
 			}
 			stop()
 		})
+	}
+}
+
+// TestPodsThatTheWatchLacks: the API server is asked for the pods of a claim that the watch has not
+// delivered, and for none otherwise.
+func TestPodsThatTheWatchLacks(t *testing.T) {
+	s := newClaiming(t)
+	s.client.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) {
+		return true, watch.NewFake(), nil // it delivers nothing
+	})
+	var lists atomic.Int64
+	var failing atomic.Bool
+	s.client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+		lists.Add(1)
+		return failing.Load(), nil, apierrors.NewServiceUnavailable("restarting")
+	})
+	s.allocateResults("seen", claimingUID)
+	a, _ := s.play()
+	eventually(t, "the devices are found", func() bool { return claimable(a) && a.pods.Synced() })
+	s.allocateResults("late", lateUID, resultOf("nvidia", "gpu-a"))
+	uses := func(pods ...string) string {
+		all, err := a.claims.Uses(t.Context(), pods...)
+		if err != nil {
+			return err.Error()
+		}
+		var out []string
+		for _, use := range all {
+			out = append(out, use.Pod+" "+use.Requests[0].Claim)
+		}
+		slices.Sort(out)
+		return strings.Join(out, ", ")
+	}
+	tests := []struct {
+		name   string
+		fails  bool
+		pods   []string
+		want   string
+		listed int64
+	}{
+		{"one that was delivered", false, []string{claimingUID}, "seen seen", 0},
+		{"no pod in particular", false, nil, "seen seen", 0},
+		{"one that was not delivered", false, []string{lateUID}, "late late, seen seen", 1},
+		{"both", false, []string{claimingUID, lateUID}, "late late, seen seen", 1},
+		{"one of another node", false, []string{"elsewhere"}, "none of the pods that it is reserved for is bound to this node", 1},
+		{"beside one of another node", false, []string{lateUID, "elsewhere"}, "late late, seen seen", 1},
+		{"one that was delivered, without the API server", true, []string{claimingUID}, "seen seen", 0},
+		{"one that was not, without the API server", true, []string{lateUID}, "list the node's pods: restarting", 1},
+	}
+	for _, tt := range tests {
+		before := lists.Load()
+		failing.Store(tt.fails)
+		if got := uses(tt.pods...); got != tt.want || lists.Load()-before != tt.listed {
+			t.Errorf("%s: %q after %d requests, want %q after %d", tt.name, got, lists.Load()-before, tt.want, tt.listed)
+		}
+	}
+	failing.Store(false)
+	if failed := s.prepare("late"); failed != "" {
+		t.Errorf("the claim of a pod that was not delivered: %s", failed)
+	}
+	s.allocateResults("gone", "elsewhere", resultOf("nvidia", "gpu-b"))
+	if err := s.client.CoreV1().Pods("ns").Delete(t.Context(), "gone", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if failed := s.prepare("gone"); !strings.Contains(failed, "none of the pods that it is reserved for is bound to this node") {
+		t.Errorf("the claim of a pod that is gone: %q", failed)
+	}
+	if held := a.claims.Claims("nvidia"); len(held) != 1 || held[0].Name != "late" {
+		t.Errorf("claims hold %+v", held)
+	}
+	if len(a.pods.Cached()) != 1 {
+		t.Error("the watch has delivered the pod")
 	}
 }

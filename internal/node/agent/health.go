@@ -13,6 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/usage"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 )
 
@@ -26,20 +27,20 @@ type healthReporter struct {
 	node func(kind events.Kind, message string)
 	pod  func(pod *corev1.Pod, kind events.Kind, message string)
 	pods podSource
+	// claimed returns what the containers of pods have of claims; nil until New has built the
+	// claim desk.
+	claimed func([]*corev1.Pod) []usage.Container
 	// unhealthy is why a device takes no pods, by vendor.
 	unhealthy map[string]map[accel.DeviceID]accel.Health
 }
 
-// report compares the devices of the parts with those of the last time.
-func (h *healthReporter) report(ctx context.Context, vendor string, parts []*pool) {
-	devices := map[accel.DeviceID]accel.Device{}
+// report compares the devices of the parts, and those of claims, with those of the last time.
+func (h *healthReporter) report(ctx context.Context, vendor string, parts []*pool, claims []accel.Device) {
+	var ways [][]accel.Device
 	for _, p := range parts {
-		for _, d := range see(p, (*alloc.Engine).Devices) {
-			if before, seen := devices[d.ID]; !seen || before.Health.Unhealthy && !d.Health.Unhealthy {
-				devices[d.ID] = d
-			}
-		}
+		ways = append(ways, see(p, (*alloc.Engine).Devices))
 	}
+	devices := once(append(ways, claims)...)
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
 	now := map[accel.DeviceID]accel.Health{}
 	for _, d := range ordered(devices) {
@@ -81,6 +82,48 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 	h.unhealthy[vendor] = now
 }
 
+// once returns each device once, however many ways offer it: healthy if it is in one of them, since
+// what one way does not offer any more need not have failed.
+func once(ways ...[]accel.Device) map[accel.DeviceID]accel.Device {
+	out := map[accel.DeviceID]accel.Device{}
+	for _, d := range slices.Concat(ways...) {
+		if before, seen := out[d.ID]; !seen || before.Health.Unhealthy && !d.Health.Unhealthy {
+			out[d.ID] = d
+		}
+	}
+	return out
+}
+
+// claimedChips returns the chips of devices that claims get or hold, with the health that the last discovery
+// found; none before the first one. A claim's device shows less: a board has the worst health of its chips, and
+// one that a claim holds although it is not offered any more counts as lost there, however healthy it is.
+func claimedChips(devices []alloc.ClaimDevice, last discovery) []accel.Device {
+	if !last.looked {
+		return nil
+	}
+	found := map[accel.DeviceID]accel.Device{}
+	for _, one := range last.found.Devices {
+		found[one.ID] = one
+	}
+	failed := cmp.Or(last.err, last.found.Problem)
+	var out []accel.Device
+	for i := range devices {
+		for _, id := range devices[i].Card.Chips {
+			one, here := found[id]
+			if !here {
+				one = devices[i].Card.Device
+				one.ID, one.Health = id, accel.Health{Unhealthy: true, Cause: accel.CauseLost,
+					Reason: "the vendor's library does not list the device any more"}
+			}
+			if failed != nil && (!here || !one.Health.Unhealthy) {
+				one.Health = accel.Health{Unhealthy: true, Cause: accel.CauseUnreachable, Reason: failed.Error()}
+			}
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
 // sameTrouble reports whether a device is unhealthy for the same cause as before,
 // also when it is well again and not trusted yet.
 func sameTrouble(was, is accel.Health) bool {
@@ -90,16 +133,23 @@ func sameTrouble(was, is accel.Health) bool {
 	return strings.HasPrefix(is.Reason, was.Reason) || strings.HasPrefix(was.Reason, is.Reason)
 }
 
-// holders returns the pods that hold something of a device.
+// holders returns the pods that hold something of a device, by units or by claims.
 func (h *healthReporter) holders(parts []*pool, chip accel.DeviceID) []*corev1.Pod {
-	keys := map[alloc.PodKey]bool{}
+	keys, pods := map[alloc.PodKey]bool{}, h.pods.Cached()
 	for _, p := range parts {
 		for _, key := range p.holders(chip) {
 			keys[key] = true
 		}
 	}
+	if h.claimed != nil {
+		for _, c := range h.claimed(pods) {
+			if c.Device == chip {
+				keys[alloc.PodKey{Namespace: c.Namespace, Name: c.Pod}] = true
+			}
+		}
+	}
 	var out []*corev1.Pod
-	for _, pod := range h.pods.Cached() {
+	for _, pod := range pods {
 		if keys[keyOf(pod)] && !terminal(pod) {
 			out = append(out, pod)
 		}

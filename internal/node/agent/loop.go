@@ -81,8 +81,10 @@ func (a *Agent) turn(ctx context.Context) error {
 			described = errors.Join(described, a.cdi.tidy())
 		}
 	}
+	_, found, _ := a.discoveries.all()
 	for vendor := range a.o.Backends {
-		a.health.report(ctx, vendor, slices.Collect(a.offerings.parts(func(r *offering, _ *pool) bool { return r.vendor == vendor })))
+		parts := slices.Collect(a.offerings.parts(func(r *offering, _ *pool) bool { return r.vendor == vendor }))
+		a.health.report(ctx, vendor, parts, claimedChips(a.claims.Devices(vendor), found[vendor]))
 	}
 	removed := a.offerings.observe(a.metrics)
 	published := a.publish(ctx)

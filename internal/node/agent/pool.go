@@ -203,6 +203,10 @@ func (p *pool) report(ctx context.Context, r alloc.Report) {
 // Prefer implements deviceplugin.Allocator. It asks nothing of the vendor's
 // library.
 func (p *pool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
+	return patiently(ctx, p.records, p.config.Vendor, func(bool) ([]string, error) { return p.preferOnce(ctx, available, must, size) })
+}
+
+func (p *pool) preferOnce(ctx context.Context, available, must []string, size int) ([]string, error) {
 	ctx, end := p.records.question(ctx)
 	defer end()
 	answer, err := p.records.answer(ctx, p.config.Vendor, func(ask askKubelet) (alloc.Preference, error) {
@@ -249,9 +253,15 @@ func (p *pool) prefer(ctx context.Context, ask askKubelet, q alloc.Question) (al
 // Allocate implements deviceplugin.Allocator. The ids that kubelet has settled
 // on say which devices they are; it may not have asked Prefer.
 func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	return patiently(ctx, p.records, p.config.Vendor, func(again bool) (*pluginapi.ContainerAllocateResponse, error) {
+		return p.allocateOnce(ctx, ids, again)
+	})
+}
+
+func (p *pool) allocateOnce(ctx context.Context, ids []string, again bool) (*pluginapi.ContainerAllocateResponse, error) {
 	ctx, end := p.records.question(ctx)
 	defer end()
-	a, err := p.allocate(ctx, ids)
+	a, err := p.allocate(ctx, ids, again)
 	if err != nil {
 		return nil, err
 	}
@@ -292,18 +302,17 @@ func (p *pool) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 // allocate decides what a container gets. What is given out goes through here, but
 // only kubelet knows what was given back, and to which pod it gave what it chose by
 // itself. It is not asked otherwise, as it is handing out units (see records.turn).
-func (p *pool) allocate(ctx context.Context, ids []string) (alloc.Allocation, error) {
+func (p *pool) allocate(ctx context.Context, ids []string, again bool) (alloc.Allocation, error) {
 	decide := func(again bool) (alloc.Allocation, error) {
 		pods := p.records.values(p.records.asking(p.records.pods.Cached()))
 		e, done := p.records.owner.use()
 		defer done()
 		return e.Allocate(p.ID, ids, pods, again)
 	}
-	a, err := decide(false)
-	for i := 0; alloc.InDoubt(err) && (i < 2 || p.records.settle(ctx, p.config.Vendor)); i++ {
-		ask := p.records.askFresh
-		if i == 0 {
-			ask = p.records.ask
+	a, err := decide(again)
+	for i, ask := range []askKubelet{p.records.ask, p.records.askFresh, p.records.askFresh} {
+		if !alloc.InDoubt(err) || i == 2 && !p.records.settle(ctx, p.config.Vendor) {
+			break
 		}
 		if failed := ask(ctx, alloc.RecordedBefore); failed != nil {
 			return a, fmt.Errorf("%w; the current owner is unknown: %w", err, failed)

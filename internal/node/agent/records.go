@@ -32,13 +32,15 @@ const (
 	// without the API server there is an answer, without kubelet's list there is
 	// none.
 	keptForKubelet = 3 * time.Second
-	// keptForList is the end of it, in which nothing is waited for but kubelet's list.
-	keptForList = time.Second
 )
 
-// exitInterval is how often it is looked whether containers of pods that are gone have
-// exited, while kubelet waits for an answer that depends on it.
-const exitInterval = 50 * time.Millisecond
+// While kubelet waits for an answer that depends on it, it is looked every exitInterval whether
+// containers of pods that were deleted by force have exited, for exitTimeout at most: kubelet kills
+// them after two seconds, and a busy node takes some more to end them. kubelet admits no pod meanwhile.
+const (
+	exitInterval = 50 * time.Millisecond
+	exitTimeout  = 8 * time.Second
+)
 
 // askAgain is the pause before kubelet is asked again that was asked too often:
 // it answers all of a node 100 times a second (podresources.DefaultQPS in its
@@ -182,13 +184,12 @@ func (r *records) askFreshIfPossible(ctx context.Context, grace time.Duration) e
 }
 
 // answer calls prefer until it answers otherwise than that too little is free or too
-// little is known, or there is nothing more to wait for, and each time with a better way to ask: kubelet may
-// know that a pod is gone before the watch shows it, and may not have kept what was given out last. The
+// little is known, at most three times, and each time with a better way to ask: kubelet may know that a pod is
+// gone before the watch shows it, and may not have kept what was given out last. The
 // caller holds turn.
 func (r *records) answer(ctx context.Context, vendor string, prefer func(askKubelet) (alloc.Preference, error)) (alloc.Preference, error) {
 	answer, err := prefer(r.ask)
-	doubtful := func() bool { return alloc.InDoubt(err) || err != nil && alloc.ReasonOf(err) == alloc.NoRoom }
-	for i := 0; doubtful() && (i == 0 || r.settle(ctx, vendor)); i++ {
+	for i := 0; i < 2 && doubtful(err) && (i == 0 || r.settle(ctx, vendor)); i++ {
 		again, errAgain := prefer(r.askFreshIfPossible)
 		if errAgain != nil && ctx.Err() != nil {
 			break // the time is up, and what was found before stands
@@ -198,22 +199,40 @@ func (r *records) answer(ctx context.Context, vendor string, prefer func(askKube
 	return answer, err
 }
 
+// doubtful reports whether a rejection is because too little is free or too little is known.
+func doubtful(err error) bool {
+	return alloc.InDoubt(err) || err != nil && alloc.ReasonOf(err) == alloc.NoRoom
+}
+
 // settle waits until it is certain whether kubelet kept what it was given last:
 // a pod may be rejected right after its containers were served, and the next must
-// not suffer for that. Or it waits until the containers of a pod that was deleted by
-// force have exited. It is false when there is nothing to wait for, or no time.
+// not suffer for that. It is false when there is nothing to wait for.
 func (r *records) settle(ctx context.Context, vendor string) bool {
 	e, done := r.owner.use()
-	last, lingering := e.LastGiven(vendor), e.Lingering(vendor)
+	last := e.LastGiven(vendor)
 	done()
-	if time.Since(last) < alloc.RecordedBefore {
-		return sleep(ctx, alloc.RecordedBefore)
+	return time.Since(last) < alloc.RecordedBefore && sleep(ctx, alloc.RecordedBefore)
+}
+
+// patiently repeats a question of kubelet that is rejected while containers of pods that were
+// deleted by force have devices of the vendor, each time some of them have exited. again is true
+// from the second time on. The caller does not hold turn.
+func patiently[T any](ctx context.Context, r *records, vendor string, ask func(again bool) (T, error)) (T, error) {
+	answer, err := ask(false)
+	ctx, cancel := context.WithTimeout(ctx, exitTimeout)
+	defer cancel()
+	for doubtful(err) && r.someExit(ctx, vendor) {
+		answer, err = ask(true)
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-keptForList))
-		defer cancel()
-	}
+	return answer, err
+}
+
+// someExit waits until the containers of one of these pods have exited. It is false when there
+// are none, or ctx ends before.
+func (r *records) someExit(ctx context.Context, vendor string) bool {
+	e, done := r.owner.use()
+	lingering := e.Lingering(vendor)
+	done()
 	for len(lingering) > 0 && sleep(ctx, exitInterval) {
 		if len(r.endings.running(ctx, lingering)) < len(lingering) {
 			return true

@@ -218,7 +218,7 @@ func TestDeviceOfAPodThatWasDeletedByForce(t *testing.T) {
 	if ids, err := w.Prefer(t.Context(), []string{"a", "b"}, nil, 1); err != nil || !slices.Equal(ids, []string{"b"}) {
 		t.Errorf("%v is preferred (%v), want the device that is free", ids, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), keptForList+2*exitInterval)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*exitInterval)
 	defer cancel()
 	if _, err := w.Allocate(ctx, []string{"a"}); err == nil ||
 		!strings.Contains(err.Error(), "held by containers of deleted pod ns/p, which have not exited") {

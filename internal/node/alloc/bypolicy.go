@@ -150,7 +150,8 @@ func (c *byPolicy) check(ids []string) ([]item, error) {
 				fresh = true
 				continue
 			}
-			if !it.fits(id, h) || h.lingering != "" || !slices.ContainsFunc(h.inits, func(pod string) bool { return slices.Contains(c.admitting, pod) }) {
+			reuses := slices.ContainsFunc(h.inits, func(pod string) bool { return slices.Contains(c.admitting, pod) })
+			if !it.fits(id, h) || h.lingering != "" || !reuses {
 				return nil, conflictf("%q of %s is %s", id, c.pool.config.Resource, h.heldBy())
 			}
 		}

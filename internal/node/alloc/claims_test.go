@@ -143,8 +143,16 @@ func claimOf(uid string, parts ...string) Claim {
 	return c
 }
 
+// iluvatarOf is a claim of boards and chips.
+func iluvatarOf(uid string, parts ...string) Claim {
+	c := claimOf(uid, parts...)
+	c.Vendor = "iluvatar"
+	return c
+}
+
 // claimsEngine has two GPUs, whole, by memory and in four slices, and one by a memory
-// resource alone; "b" is unhealthy.
+// resource alone; "b" is unhealthy. It also has two boards of two chips, whole and by the memory
+// of each chip.
 func claimsEngine(t *testing.T) *Engine {
 	t.Helper()
 	unit, err := sharing.ParseMemoryUnit("1")
@@ -165,6 +173,8 @@ func claimsEngine(t *testing.T) *Engine {
 	memory.Chooses = func(c sharing.Card) bool { return c.ID != "b" }
 	e.Claims.Serve("nvidia", byWhole, memory, notM)
 	e.Claims.Discover("nvidia", d)
+	e.Claims.Serve("iluvatar", whole(false), Config{ID: ID{"v.example/chip-memory", Memory}})
+	e.Claims.Discover("iluvatar", Discovery{Devices: boardsOf("p", "q", "r", "s")})
 	e.Discover(memory.ID, d)
 	e.Take(View{Complete: true, Now: time.Unix(1, 0)})
 	return e
@@ -225,6 +235,28 @@ func TestHold(t *testing.T) {
 		"a holder beside an administrator": {[]Claim{admin}, claimOf("d", "gpu-a"), "", false},
 		"a second device that does not fit": {
 			[]Claim{claimOf("x", "gpu-m")}, claimOf("c", "gpu-a", "gpu-m 1Gi"), "device gpu-m is held by claim ns/x", true,
+		},
+		"chips of one board": {
+			[]Claim{iluvatarOf("x", "chip-p 32Gi")}, iluvatarOf("c", "chip-q 32Gi"), "", false,
+		},
+		"a board and a chip of another": {
+			[]Claim{iluvatarOf("x", "board-p")}, iluvatarOf("c", "chip-r 1Gi"), "", false,
+		},
+		"the first chip of a board in use": {
+			[]Claim{iluvatarOf("x", "board-p")}, iluvatarOf("c", "chip-p 1Gi"), "device chip-p is held by claim ns/x as board-p", true,
+		},
+		"the second chip of a board in use": {
+			[]Claim{iluvatarOf("x", "board-p")}, iluvatarOf("c", "chip-q"), "device chip-q is held by claim ns/x as board-p", true,
+		},
+		"the board of a chip in use": {
+			[]Claim{iluvatarOf("x", "chip-q 1Gi")}, iluvatarOf("c", "board-p"),
+			"device board-p is held by claim ns/x as chip-q with 1073741824 bytes", true,
+		},
+		"a board and its chip in one claim": {
+			nil, iluvatarOf("c", "board-p", "chip-q 1Gi"), "device chip-q is held by claim ns/c as board-p", true,
+		},
+		"a chip and its board in one claim": {
+			nil, iluvatarOf("c", "chip-p", "board-p"), "device board-p is held by claim ns/c as chip-p", true,
 		},
 	}
 	for name, tt := range tests {

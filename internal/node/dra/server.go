@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
@@ -44,6 +45,10 @@ const (
 	reprobeInterval = time.Hour
 	// syncDelay is how long after slices were changed by others they are published again.
 	syncDelay = 2 * time.Second
+	// firstRetry and lastRetry are the pauses before a write of slices is repeated that failed: each is
+	// twice as long as the one before. The default of a work queue reaches 1000 s, and devices would
+	// lack their taints for so long after an outage.
+	firstRetry, lastRetry = 5 * time.Millisecond, 10 * time.Second
 	// refreshInterval is how often kubelet is told how devices are: it believes a report
 	// for 30 s.
 	refreshInterval = 10 * time.Second
@@ -209,6 +214,8 @@ func (s *Server) publish(ctx context.Context) error {
 				Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: s.o.Node},
 				// Kubelet may delete the slices of its node after it has registered the driver.
 				SyncDelay: ptr.To(syncDelay),
+				Queue: workqueue.NewTypedRateLimitingQueue(
+					workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
 			})
 			if err != nil {
 				if ctx.Err() != nil {

@@ -46,6 +46,16 @@ type keeper struct {
 	// edited counts descriptions, and rejected the claims that were.
 	edited, rejected int
 	uses             []Use
+	// onUses and onEdits are called first by Uses and Edits, without the lock. They may be nil.
+	onUses  func(context.Context) error
+	onEdits func()
+}
+
+// set changes the keeper under its lock.
+func (k *keeper) set(change func(*keeper)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	change(k)
 }
 
 func (k *keeper) change(undo func()) error {
@@ -82,7 +92,15 @@ func (k *keeper) Prepared(_ context.Context, claims []alloc.Claim) error {
 	return k.change(func() {})
 }
 
-func (k *keeper) Uses(context.Context, ...string) ([]Use, error) {
+func (k *keeper) Uses(ctx context.Context, _ ...string) ([]Use, error) {
+	k.mu.Lock()
+	on := k.onUses
+	k.mu.Unlock()
+	if on != nil {
+		if err := on(ctx); err != nil {
+			return nil, err
+		}
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.uses, nil
@@ -113,6 +131,12 @@ func (*keeper) Facts(string, []alloc.ClaimDevice) Facts { return Facts{Driver: "
 
 func (k *keeper) Edits(_ string, own, all []alloc.Portion) (cdispecs.ContainerEdits, error) {
 	k.mu.Lock()
+	on := k.onEdits
+	k.mu.Unlock()
+	if on != nil {
+		on()
+	}
+	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.edited++
 	var names []string
@@ -129,7 +153,7 @@ func (k *keeper) Edits(_ string, own, all []alloc.Portion) (cdispecs.ContainerEd
 
 // plane is a node with a server, its kubelet and its API server.
 type plane struct {
-	t      *testing.T
+	t      testing.TB
 	dir    string
 	client *fake.Clientset
 	keeper *keeper
@@ -139,64 +163,99 @@ type plane struct {
 	// patience and predecessor are options of the servers that are started next.
 	patience    time.Duration
 	predecessor string
-	// drops is true while the API server does not keep counters, and away while it does not
-	// answer a probe. A server that was stopped may still list slices.
-	drops, away atomic.Bool
+	// drops removes the fields of a slice that the API server does not keep, nil for none, and away is
+	// true while it does not answer a probe. A server that was stopped may still list slices.
+	drops atomic.Pointer[func(*resourceapi.ResourceSlice)]
+	away  atomic.Bool
+	// failing has the errors with which the API server answers, by verb and resource ("get nodes").
+	failing sync.Map
 }
 
-func newPlane(t *testing.T, devices ...accel.Device) *plane {
+// newPlane returns a plane whose server runs.
+func newPlane(t testing.TB, devices ...accel.Device) *plane {
+	t.Helper()
+	p := newIdlePlane(t, devices...)
+	p.start()
+	t.Cleanup(func() { p.stop() })
+	return p
+}
+
+// engineOf returns an engine with what was saved and with devices.
+func engineOf(t testing.TB, saved alloc.ClaimsState, devices []accel.Device) *alloc.Engine {
 	t.Helper()
 	e, err := alloc.New()
 	if err != nil {
 		t.Fatal(err)
 	}
+	e.Claims.Restore(saved)
 	e.Claims.Serve("enflame", memory, slots)
 	e.Claims.Discover("enflame", alloc.Discovery{Devices: devices})
+	return e
+}
+
+// newIdlePlane returns a plane whose server does not run.
+func newIdlePlane(t testing.TB, devices ...accel.Device) *plane {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "dra") //nolint:usetesting // the path of a socket has to be short
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plane{t: t, dir: dir, keeper: &keeper{engine: e}, patience: time.Millisecond,
+	p := &plane{t: t, dir: dir, keeper: &keeper{engine: engineOf(t, alloc.ClaimsState{}, devices)}, patience: time.Millisecond,
 		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})}
 	if err := os.MkdirAll(filepath.Join(dir, "plugins_registry"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	keep := func(action k8stesting.Action) (bool, runtime.Object, error) {
-		create, ok := action.(k8stesting.CreateActionImpl)
-		if !ok {
+	p.client.PrependReactor("*", "resourceslices", p.store)
+	p.client.PrependReactor("*", "*", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		err, fails := p.failing.Load(action.GetVerb() + " " + action.GetResource().Resource)
+		if !fails {
 			return false, nil, nil
 		}
-		slice, ok := create.Object.(*resourceapi.ResourceSlice)
-		if !ok {
-			return false, nil, nil
-		}
-		probe := len(create.CreateOptions.DryRun) > 0
-		if probe && p.away.Load() {
-			return true, nil, apierrors.NewServiceUnavailable("away")
-		}
-		if p.drops.Load() {
-			withoutCounters(slice)
-		}
-		if slice.Name == "" {
-			slice.Name = slice.GenerateName + strconv.FormatInt(p.names.Add(1), 10)
-		}
-		return probe, slice, nil
-	}
-	p.client.PrependReactor("create", "resourceslices", keep)
-	p.start()
-	t.Cleanup(func() {
-		p.stop()
-		_ = os.RemoveAll(dir)
+		return true, nil, err.(error)
 	})
+	p.server = NewServer(p.options())
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return p
+}
+
+// store does to slices that are written what the API server does.
+func (p *plane) store(action k8stesting.Action) (bool, runtime.Object, error) {
+	written, ok := action.(interface{ GetObject() runtime.Object })
+	if !ok {
+		return false, nil, nil
+	}
+	slice, ok := written.GetObject().(*resourceapi.ResourceSlice)
+	if !ok {
+		return false, nil, nil
+	}
+	probe := isProbe(action)
+	if probe && p.away.Load() {
+		return true, nil, apierrors.NewServiceUnavailable("away")
+	}
+	if drops := p.drops.Load(); drops != nil {
+		(*drops)(slice)
+	}
+	if slice.Name == "" {
+		slice.Name = slice.GenerateName + strconv.FormatInt(p.names.Add(1), 10)
+	}
+	return probe, slice, nil
+}
+
+// isProbe reports whether a request to the API server is a dry run.
+func isProbe(action k8stesting.Action) bool {
+	create, ok := action.(k8stesting.CreateActionImpl)
+	return ok && len(create.CreateOptions.DryRun) > 0
+}
+
+func (p *plane) options() Options {
+	return Options{Vendor: "enflame", Node: "node", KubeletDir: p.dir, CDIDir: filepath.Join(p.dir, "cdi"), Client: p.client,
+		Keeper: p.keeper, Patience: p.patience, Predecessor: p.predecessor}
 }
 
 // start starts a server.
 func (p *plane) start() {
 	p.t.Helper()
-	p.server = NewServer(Options{Vendor: "enflame", Node: "node", KubeletDir: p.dir,
-		CDIDir: filepath.Join(p.dir, "cdi"), Client: p.client, Keeper: p.keeper, Patience: p.patience,
-		Predecessor: p.predecessor})
+	p.server = NewServer(p.options())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- p.server.Run(ctx) }()
@@ -263,25 +322,50 @@ func (p *plane) allocate(name string, results ...resourceapi.DeviceRequestAlloca
 	return claim
 }
 
+// delete deletes a claim at the API server.
+func (p *plane) delete(claim *resourceapi.ResourceClaim) {
+	p.t.Helper()
+	if err := p.client.ResourceV1().ResourceClaims(claim.Namespace).Delete(p.t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 func allocatedPart(device, memory string) resourceapi.DeviceRequestAllocationResult {
 	r := result(amount("memory", memory))
 	r.Device = device
 	return r
 }
 
+func allocatedSlots(device, slots string) resourceapi.DeviceRequestAllocationResult {
+	r := result(amount("slots", slots))
+	r.Device = device
+	return r
+}
+
+// allocatedWhole is a device of which no other claim gets a part.
+func allocatedWhole(device string) resourceapi.DeviceRequestAllocationResult {
+	return result(func(r *allocated) { r.Device = device })
+}
+
 func (p *plane) prepare(claim *resourceapi.ResourceClaim, more ...*resourceapi.ResourceClaim) ([]*drapb.Device, string) {
 	p.t.Helper()
-	client := drapb.NewDRAPluginClient(p.dial(filepath.Join(p.dir, "plugins/enflame.divvy.dev/dra.sock")))
-	request := &drapb.NodePrepareResourcesRequest{}
-	for _, c := range append(more, claim) {
-		request.Claims = append(request.Claims, &drapb.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)})
-	}
-	answer, err := client.NodePrepareResources(p.t.Context(), request, grpc.WaitForReady(true))
+	answer, err := p.ask(p.t.Context(), append(more, claim)...)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	one := answer.GetClaims()[string(claim.UID)]
 	return one.GetDevices(), one.GetError()
+}
+
+// ask calls the server to prepare claims.
+func (p *plane) ask(ctx context.Context, claims ...*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesResponse, error) {
+	p.t.Helper()
+	client := drapb.NewDRAPluginClient(p.dial(filepath.Join(p.dir, "plugins/enflame.divvy.dev/dra.sock")))
+	request := &drapb.NodePrepareResourcesRequest{}
+	for _, c := range claims {
+		request.Claims = append(request.Claims, &drapb.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)})
+	}
+	return client.NodePrepareResources(ctx, request, grpc.WaitForReady(true))
 }
 
 func (p *plane) unprepare(claim *resourceapi.ResourceClaim) string {
@@ -350,6 +434,80 @@ func TestPrepare(t *testing.T) {
 	}
 	if _, failed := p.prepare(other); failed != "" {
 		t.Errorf("after the release of the other claim: %s", failed)
+	}
+}
+
+// TestTimeSlices: claims share the time of a device, and a container gets all devices of which its claim
+// has time slices.
+func TestTimeSlices(t *testing.T) {
+	p := newPlane(t, gcus()...)
+	p.devices(4)
+	claim := p.allocate("c", allocatedSlots("gcu-a-slots", "1"), allocatedSlots("gcu-b-slots", "2"))
+	devices, failed := p.prepare(claim)
+	if failed != "" {
+		t.Fatal(failed)
+	}
+	id := "enflame.divvy.dev/claim=uid-c-r"
+	if len(devices) != 2 || devices[0].GetDeviceName() != "gcu-a-slots" || devices[1].GetDeviceName() != "gcu-b-slots" ||
+		!slices.Equal(devices[0].GetCdiDeviceIds(), []string{id}) || devices[1].GetShareId() != "share" {
+		t.Errorf("kubelet is told %v", devices)
+	}
+	spec := p.spec(claim)
+	if spec == nil || len(spec.Devices) != 1 || len(spec.Devices[0].ContainerEdits.DeviceNodes) != 2 ||
+		!slices.Equal(spec.Devices[0].ContainerEdits.Env, []string{"VISIBLE_DEVICES=a,b"}) {
+		t.Errorf("the specification is %+v", spec)
+	}
+	if parts := p.keeper.saved.Claims[0].Parts; parts[0].Slots != 1 || parts[1].Slots != 2 || parts[0].Bytes+parts[1].Bytes != 0 {
+		t.Errorf("recorded is %+v", parts)
+	}
+	rest := p.allocate("rest", allocatedSlots("gcu-a-slots", "3"))
+	if _, failed := p.prepare(rest); failed != "" {
+		t.Errorf("the time slices that are left: %s", failed)
+	}
+	if got := p.spec(rest); got == nil || !slices.Equal(got.Devices[0].ContainerEdits.Env, []string{"VISIBLE_DEVICES=a"}) {
+		t.Errorf("the specification of the other claim is %+v", got)
+	}
+	another := p.allocate("another", allocatedSlots("gcu-a-slots", "1"))
+	if _, failed := p.prepare(another); !strings.Contains(failed, "device gcu-a-slots has 4 time slices, and claims would hold 5") {
+		t.Errorf("more than there are: %q", failed)
+	}
+	if failed := p.unprepare(claim); failed != "" {
+		t.Fatal(failed)
+	}
+	if _, failed := p.prepare(another); failed != "" || p.spec(claim) != nil {
+		t.Errorf("after the release: %s, %+v", failed, p.spec(claim))
+	}
+}
+
+// TestHolderIsNamed: the error of a Prepare says which claim has the device.
+func TestHolderIsNamed(t *testing.T) {
+	p := newPlane(t, gcus()...)
+	p.devices(4)
+	for name, tt := range map[string]struct {
+		held, wanted resourceapi.DeviceRequestAllocationResult
+		want         string
+	}{
+		"whole, beside whole": {allocatedWhole("gcu-a"), allocatedWhole("gcu-a"),
+			"claim ns/wanted: device gcu-a is held by claim ns/held as gcu-a"},
+		"memory, beside whole": {allocatedWhole("gcu-a"), allocatedPart("gcu-a", "1Gi"),
+			"claim ns/wanted: device gcu-a is held by claim ns/held as gcu-a"},
+		"whole, beside memory": {allocatedPart("gcu-a", "1Gi"), allocatedWhole("gcu-a"),
+			"claim ns/wanted: device gcu-a is held by claim ns/held as gcu-a with 1073741824 bytes"},
+		"memory, beside time slices": {allocatedSlots("gcu-a-slots", "2"), allocatedPart("gcu-a", "1Gi"),
+			"claim ns/wanted: device gcu-a is held by claim ns/held as gcu-a-slots with 2 time slices"},
+	} {
+		held, wanted := p.allocate("held", tt.held), p.allocate("wanted", tt.wanted)
+		if _, failed := p.prepare(held); failed != "" {
+			t.Errorf("%s: %s", name, failed)
+		}
+		if _, failed := p.prepare(wanted); failed != tt.want {
+			t.Errorf("%s: %q, want %q", name, failed, tt.want)
+		}
+		if failed := p.unprepare(held); failed != "" {
+			t.Errorf("%s: %s", name, failed)
+		}
+		p.delete(held)
+		p.delete(wanted)
 	}
 }
 
@@ -433,6 +591,40 @@ func TestContainersWithSeveral(t *testing.T) {
 	if err := p.server.writer.settle(t.Context()); err != nil || len(told) != 1 || !strings.Contains(told[0], "pod ns/late: container c") {
 		t.Errorf("reported are %q: %v", told, err)
 	}
+}
+
+// TestPodsReadBeforeAPrepare: who has read the pods just before does not know the pod of a claim that was
+// prepared since, and must not take the claim for one that is used by itself.
+func TestPodsReadBeforeAPrepare(t *testing.T) {
+	p := newPlane(t, gcus()...)
+	p.devices(4)
+	set := func(uses ...Use) {
+		p.keeper.mu.Lock()
+		defer p.keeper.mu.Unlock()
+		p.keeper.uses = uses
+	}
+	one, two := p.allocate("one", allocatedPart("gcu-a", "1Gi")), p.allocate("two", allocatedPart("gcu-b", "1Gi"))
+	use := useOf("p", "c", "one", "two")
+	use.PodUID = one.Status.ReservedFor[0].Name
+	set(use)
+	if _, failed := p.prepare(one, two); failed != "" {
+		t.Fatal(failed)
+	}
+	set()
+	check := func(when, want string) {
+		t.Helper()
+		if err := p.server.writer.settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(p.spec(one).Devices[0].ContainerEdits.Env, " "); got != want {
+			t.Errorf("%s: %s, want %s", when, got, want)
+		}
+	}
+	check("when others have read the pods before", "VISIBLE_DEVICES=a,b")
+	if failed := p.unprepare(two); failed != "" {
+		t.Fatal(failed)
+	}
+	check("when the other claim is released", "VISIBLE_DEVICES=a")
 }
 
 // TestPrepareWaits: a claim gets a device whose holder leaves meanwhile.
@@ -617,7 +809,8 @@ func TestGates(t *testing.T) {
 	p.reports(wire.ClaimDriver{GatesOff: []string{gateCounters}, LeftOut: []string{"gcu-a-slots", "gcu-b-slots"}})
 	p.stop()
 
-	p.drops.Store(true)
+	drop := withoutCounters
+	p.drops.Store(&drop)
 	p.start()
 	if d := p.devices(2)["gcu-a"]; d.Name == "" || len(d.ConsumesCounters) != 0 {
 		t.Errorf("got %+v", d)
@@ -625,7 +818,7 @@ func TestGates(t *testing.T) {
 	p.reports(wire.ClaimDriver{GatesOff: []string{gateCounters}, LeftOut: []string{"gcu-a-slots", "gcu-b-slots"}})
 	p.stop()
 
-	p.drops.Store(false)
+	p.drops.Store(nil)
 	p.away.Store(true)
 	p.start()
 	if d := p.devices(2)["gcu-a"]; d.Name == "" || len(d.ConsumesCounters) != 0 {

@@ -52,6 +52,9 @@ type Stored struct {
 	// Taints are kept with DRADeviceTaints. Without them, a device that must not be
 	// allocated is left out.
 	Taints bool
+	// Unshared is true without DRAConsumableCapacity: a claim gets a device whole. What the API server
+	// drops of it is left out, as it would be written again with every change.
+	Unshared bool
 }
 
 // Facts are what is known of a vendor's devices beside the devices themselves.
@@ -83,9 +86,9 @@ func Pool(vendor string, devices []alloc.ClaimDevice, facts Facts, stored Stored
 		for i := range chunk {
 			d := &chunk[i]
 			one := resourceapi.Device{
-				Name: d.Name, Attributes: attributes(vendor, d, facts, groups), Capacity: capacity(d), Taints: taints(d),
+				Name: d.Name, Attributes: attributes(vendor, d, facts, groups), Capacity: capacity(d, stored), Taints: taints(d),
 			}
-			if isShared(d) {
+			if isShared(d) && !stored.Unshared {
 				one.AllowMultipleAllocations = new(true)
 			}
 			if c, ok := drawn[d.Name]; ok {
@@ -163,15 +166,17 @@ func isShared(d *alloc.ClaimDevice) bool {
 
 // capacity is what claims may ask for of a device. A claim that does not say how much
 // memory it needs gets all of it: there is no maximum, and the default is the total.
-func capacity(d *alloc.ClaimDevice) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+func capacity(d *alloc.ClaimDevice, stored Stored) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	if d.Slots > 0 {
-		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			wire.SlotsCapacity: shared(int64(d.Slots), 1, 1, resource.DecimalSI),
+		slots := shared(int64(d.Slots), 1, 1, resource.DecimalSI)
+		if stored.Unshared {
+			slots.RequestPolicy = nil
 		}
+		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{wire.SlotsCapacity: slots}
 	}
 	total := d.Card.MemoryBytes - d.Card.MemoryBytes%wire.MemoryStep
 	memory := resourceapi.DeviceCapacity{Value: *resource.NewQuantity(total, resource.BinarySI)}
-	if isShared(d) {
+	if isShared(d) && !stored.Unshared {
 		memory = shared(total, total, wire.MemoryStep, resource.BinarySI)
 	}
 	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{wire.MemoryCapacity: memory}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,7 +70,7 @@ func iluvatar() alloc.Discovery {
 
 func TestPools(t *testing.T) {
 	all := Stored{Counters: true, Taints: true}
-	facts := Facts{Driver: "550.054.1", PCIeRoots: map[string]string{"0000:10:00.0": "pci0000:10"}}
+	facts := Facts{Driver: "550.054.1", Links: nvidia().Links, PCIeRoots: map[string]string{"0000:10:00.0": "pci0000:10"}}
 	mig := nvidia()
 	mig.Devices = mig.Devices[:1]
 	mig.Devices[0].Partitioned = true
@@ -121,6 +122,58 @@ func TestPools(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestLinkGroups: devices are in one group if direct lanes connect them, over other devices too.
+func TestLinkGroups(t *testing.T) {
+	const lane = accel.LinkLane + accel.LinkNode
+	chips := alloc.Discovery{}
+	for i, name := range []string{"a", "b", "c", "d", "e"} {
+		chips.Devices = append(chips.Devices, accel.Device{Index: i, ID: accel.DeviceID(name), MemoryBytes: gib})
+	}
+	boards := alloc.Discovery{Devices: slices.Clone(chips.Devices[:4])} // of two chips each
+	for i := range boards.Devices {
+		boards.Devices[i].Board, boards.Devices[i].Chip = string(boards.Devices[i-i%2].ID), i%2
+	}
+	tests := map[string]struct {
+		vendor string
+		found  alloc.Discovery
+		ways   []alloc.Config
+		links  []accel.Link
+		want   map[string]string
+	}{
+		"no links": {"nvidia", chips, []alloc.Config{whole}, nil, map[string]string{}},
+		"no lanes": {"nvidia", chips, []alloc.Config{whole}, []accel.Link{{A: "a", B: "b", Score: accel.LinkLane - 1}},
+			map[string]string{}},
+		"two pairs": {"nvidia", chips, []alloc.Config{whole}, []accel.Link{{A: "a", B: "b", Score: accel.LinkNode},
+			{A: "a", B: "c", Score: lane}, {A: "b", B: "d", Score: lane}}, map[string]string{"a": "a", "c": "a", "b": "b", "d": "b"}},
+		"two pairs that a later link connects": {"nvidia", chips, []alloc.Config{whole}, []accel.Link{{A: "a", B: "c", Score: lane},
+			{A: "b", B: "d", Score: lane}, {A: "c", B: "d", Score: lane}}, map[string]string{"a": "a", "b": "a", "c": "a", "d": "a"}},
+		"a chain whose lowest device comes last": {"nvidia", chips, []alloc.Config{whole}, []accel.Link{{A: "d", B: "e", Score: lane},
+			{A: "c", B: "d", Score: lane}, {A: "a", B: "e", Score: lane}}, map[string]string{"a": "a", "c": "a", "d": "a", "e": "a"}},
+		"both forms of a device": {"nvidia", chips, []alloc.Config{memory, slots}, []accel.Link{{A: "b", B: "c", Score: lane}},
+			map[string]string{"b": "b", "c": "b", "b-slots": "b", "c-slots": "b"}},
+		"boards by a link of their second chips": {"iluvatar", boards, []alloc.Config{whole}, []accel.Link{{A: "b", B: "d", Score: lane}},
+			map[string]string{"a": "b", "c": "b"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := map[string]string{}
+			devices := devicesOf(t, tt.vendor, tt.found, tt.ways...)
+			pool := Pool(tt.vendor, devices, Facts{Links: tt.links}, Stored{Counters: true, Taints: true})
+			for _, s := range pool.Slices {
+				for _, d := range s.Devices {
+					if group := d.Attributes["linkGroup"].StringValue; group != nil {
+						_, device, _ := strings.Cut(d.Name, "-")
+						got[device] = *group
+					}
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Error(diff)
 			}
 		})

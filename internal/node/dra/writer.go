@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,10 @@ import (
 // settleInterval is the pause between two looks at what containers use.
 const settleInterval = 5 * time.Second
 
+// rememberedFor is how long what the containers of a pod use is remembered from the Prepare on: a watch that
+// is later than that delivers nothing at all.
+const rememberedFor = time.Minute
+
 // writer makes containers get what claims of a vendor hold, by CDI specifications. It is safe for
 // concurrent use.
 type writer struct {
@@ -28,6 +33,52 @@ type writer struct {
 	misused func(Use, error)
 
 	mu sync.Mutex // held while it changes what containers get
+	// prepared are the pods, by UID, whose claims were prepared lately; guarded by mu. The pods that others
+	// have read just before may not have them, and their claims would be arranged as if no one used them.
+	prepared map[string]preparedPod
+}
+
+// preparedPod is what the containers of a pod use of claims that were prepared at that time.
+type preparedPod struct {
+	uses []Use
+	at   time.Time
+}
+
+// remember notes what the containers of these pods use. The caller holds mu.
+func (w *writer) remember(uses []Use, pods []string) {
+	if w.prepared == nil {
+		w.prepared = map[string]preparedPod{}
+	}
+	for _, uid := range pods {
+		w.prepared[uid] = preparedPod{slices.DeleteFunc(slices.Clone(uses), func(u Use) bool { return u.PodUID != uid }), time.Now()}
+	}
+}
+
+// withPrepared returns the uses, and those of the pods among them that were prepared lately and are missing. The
+// caller holds mu.
+func (w *writer) withPrepared(uses []Use) []Use {
+	maps.DeleteFunc(w.prepared, func(_ string, p preparedPod) bool { return time.Since(p.at) >= rememberedFor })
+	for uid, p := range w.prepared {
+		if !slices.ContainsFunc(uses, func(u Use) bool { return u.PodUID == uid }) {
+			uses = append(uses, p.uses...)
+		}
+	}
+	return uses
+}
+
+// forgetUsers drops what is remembered of the pods that use a claim. The caller holds mu.
+func (w *writer) forgetUsers(key alloc.ClaimKey) {
+	for _, claim := range w.keeper.Claims(w.vendor) {
+		if claim.Key() != key {
+			continue
+		}
+		maps.DeleteFunc(w.prepared, func(_ string, p preparedPod) bool {
+			return slices.ContainsFunc(p.uses, func(u Use) bool {
+				return u.Namespace == claim.Namespace &&
+					slices.ContainsFunc(u.Requests, func(r UsedRequest) bool { return r.Claim == claim.Name })
+			})
+		})
+	}
 }
 
 // describeAll writes the specifications of the claims that were prepared: containers that start
@@ -72,6 +123,7 @@ func (w *writer) arrange(ctx context.Context, held []alloc.Claim) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	uses = w.withPrepared(uses)
 	claims := slices.DeleteFunc(w.keeper.Claims(w.vendor), func(c alloc.Claim) bool { return !c.Prepared && !fresh[c.Key()] })
 	sized := w.keeper.Sized(w.vendor)
 	a := arrange(claims, uses, sized)
@@ -90,6 +142,7 @@ func (w *writer) arrange(ctx context.Context, held []alloc.Claim) error {
 	if err := w.apply(ctx, a); err != nil {
 		return fmt.Errorf("%s: %w", names(held), err)
 	}
+	w.remember(uses, pods)
 	for i := range held {
 		if held[i].Prepared && !w.specs.exists(held[i].Key()) {
 			if err := w.describe(&held[i]); err != nil {
@@ -167,7 +220,7 @@ func (w *writer) settle(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	claims := slices.DeleteFunc(w.keeper.Claims(w.vendor), func(c alloc.Claim) bool { return !c.Prepared })
-	a := arrange(claims, uses, w.keeper.Sized(w.vendor))
+	a := arrange(claims, w.withPrepared(uses), w.keeper.Sized(w.vendor))
 	for i := range a.wrong {
 		if w.misused != nil {
 			w.misused(a.wrong[i].use, a.wrong[i].Error(wire.Driver(w.vendor)))
@@ -197,5 +250,6 @@ func (w *writer) forget(ctx context.Context, key alloc.ClaimKey) error {
 	if err := w.specs.remove(key); err != nil {
 		return err
 	}
+	w.forgetUsers(key)
 	return w.keeper.Release(ctx, key)
 }

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -109,7 +111,8 @@ func TestReviews(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			r := New(reader(t, tt.failure), testUnits(t), func() bool { return true })
+			client := reader(t, tt.failure)
+			r := New(client, testUnits(t), func() bool { return true })
 			r.quotas.Quota(nil, quotaOf("q", string(gcu)+"=10"))
 			decide := r.Validate
 			if tt.translate {
@@ -135,8 +138,74 @@ func TestReviews(t *testing.T) {
 					t.Errorf("of what is not created: %s", result)
 				}
 			}
+			// The API server may reject the object after the review, or the request may be a dry run.
+			for _, a := range client.Actions() {
+				if a.GetVerb() != "get" {
+					t.Errorf("a review does %s of %s", a.GetVerb(), a.GetResource().Resource)
+				}
+			}
 		})
 	}
+}
+
+// A dry run gets the answer of the request itself, and leaves no template behind.
+func TestDryRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, err := kubetest.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := server.Client(nil)
+		r := New(client, testUnits(t), func() bool { return true })
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); r.Run(ctx) }()
+		defer func() { stop(); <-done }()
+		templates := func() int {
+			t.Helper()
+			time.Sleep(2 * lookEvery)
+			synctest.Wait()
+			list, err := client.ResourceV1().ResourceClaimTemplates("team").List(ctx, metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(list.Items)
+		}
+		templates() // pods are followed from here on
+		pod := podOf(nil, nil, container("a", string(gcu)+"=10"))
+		var results []string
+		for _, dryRun := range []bool{true, false} {
+			request := create(t, podsResource, pod)
+			request.DryRun = &dryRun
+			response, result := r.Translate(ctx, request)
+			if result != admissionreview.Converted {
+				t.Fatalf("dry run %t: %s, %+v", dryRun, result, response)
+			}
+			patch, err := jsonpatch.DecodePatch(response.Patch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if request.Object.Raw, err = patch.Apply(request.Object.Raw); err != nil {
+				t.Fatal(err)
+			}
+			results = append(results, string(request.Object.Raw))
+			if response, result := r.Validate(ctx, request); result != admissionreview.Allowed {
+				t.Fatalf("dry run %t, with claims: %s, %+v", dryRun, result, response)
+			}
+			if found := templates(); found != 0 {
+				t.Errorf("dry run %t: %d templates without a pod", dryRun, found)
+			}
+		}
+		if diff := cmp.Diff(results[1], results[0]); diff != "" {
+			t.Errorf("a dry run makes another pod: %s", diff)
+		}
+		if _, err := client.CoreV1().Pods("team").Create(ctx, translated(t, "p", "10"), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if found := templates(); found != 1 {
+			t.Errorf("%d templates of a pod that was created", found)
+		}
+	})
 }
 
 // translated is a pod as the review leaves it.

@@ -221,7 +221,12 @@ func TestRank(t *testing.T) {
 				slice("y", tainted(gcu("a", 16), resourceapi.DeviceTaintEffectNone))},
 			asks: asked{memory("2Gi")}, want: "y",
 		},
-		"binding conditions":           {slices: offered{slice("x", binding)}, asks: asked{memory("2Gi")}},
+		"binding conditions": {slices: offered{slice("x", binding)}, asks: asked{memory("2Gi")}},
+		// kube-scheduler allocates such a device only with DRADeviceBindingConditions.
+		"binding conditions of one of two devices": {
+			slices: offered{slice("x", binding, gcu("b", 16)), slice("y", gcu("a", 16), gcu("b", 16))},
+			asks:   asked{asks("gcu", 2, wire.MemoryCapacity, "2Gi")}, want: "y",
+		},
 		"another driver":               {slices: offered{other}, asks: asked{memory("2Gi")}},
 		"a pool that is being written": {slices: offered{incomplete}, asks: asked{memory("2Gi")}},
 		"the newest generation":        {slices: offered{old, renewed}, asks: asked{memory("8Gi")}},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -25,8 +26,10 @@ import (
 	resourceinternal "k8s.io/kubernetes/pkg/apis/resource"
 	_ "k8s.io/kubernetes/pkg/apis/resource/install" // registers slices, their defaults and conversions
 	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/kubernetes/pkg/registry/resource/resourceclaim"
 	strategy "k8s.io/kubernetes/pkg/registry/resource/resourceslice"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
@@ -40,8 +43,8 @@ import (
 // gates are those that decide about the fields of slices.
 type gates struct{ shares, counters, taints bool }
 
-// store returns the slices of a pool as an API server with those gates keeps them.
-func store(t *testing.T, vendor string, pool resourceslice.Pool, g gates) []*resourceapi.ResourceSlice {
+// store returns the slices of a pool of a node as an API server with those gates keeps them.
+func store(t *testing.T, node, vendor string, pool resourceslice.Pool, g gates) []*resourceapi.ResourceSlice {
 	t.Helper()
 	featuregatetesting.SetFeatureGatesDuringTest(t, utilfeature.DefaultFeatureGate, featuregatetesting.FeatureOverrides{
 		features.DRAConsumableCapacity: g.shares, features.DRAPartitionableDevices: g.counters, features.DRADeviceTaints: g.taints,
@@ -51,8 +54,8 @@ func store(t *testing.T, vendor string, pool resourceslice.Pool, g gates) []*res
 		slice := &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%x-%s", i, vendor)},
 			Spec: resourceapi.ResourceSliceSpec{
-				Driver: wire.Driver(vendor), NodeName: ptr.To("node"), Devices: s.Devices, SharedCounters: s.SharedCounters,
-				Pool: resourceapi.ResourcePool{Name: dra.PoolName("node", vendor), Generation: 1,
+				Driver: wire.Driver(vendor), NodeName: ptr.To(node), Devices: s.Devices, SharedCounters: s.SharedCounters,
+				Pool: resourceapi.ResourcePool{Name: dra.PoolName(node, vendor), Generation: 1,
 					ResourceSliceCount: int64(len(pool.Slices))},
 			},
 		}
@@ -79,10 +82,14 @@ func store(t *testing.T, vendor string, pool resourceslice.Pool, g gates) []*res
 
 // node is a node in the eyes of the scheduler and of its engine.
 type node struct {
+	name   string
 	vendor string
+	facts  dra.Facts
 	engine *alloc.Engine
 	slices []*resourceapi.ResourceSlice
-	gates  gates
+	// gates are those of the API server, and scheduler those of kube-scheduler.
+	gates, scheduler gates
+
 	claims []*resourceapi.ResourceClaim
 	serial int
 	cache  *cel.Cache
@@ -105,8 +112,8 @@ func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
 
 // features are what kube-scheduler has with the gates.
 func (n *node) features() structured.Features {
-	return structured.Features{AdminAccess: true, PrioritizedList: true, ConsumableCapacity: n.gates.shares,
-		PartitionableDevices: n.gates.counters, DeviceTaints: n.gates.taints, DeviceBindingAndStatus: n.gates.taints}
+	return structured.Features{AdminAccess: true, PrioritizedList: true, ConsumableCapacity: n.scheduler.shares,
+		PartitionableDevices: n.scheduler.counters, DeviceTaints: n.scheduler.taints, DeviceBindingAndStatus: n.scheduler.taints}
 }
 
 // allocated is the state that kube-scheduler gathers from claims.
@@ -127,33 +134,106 @@ func (n *node) allocated() structured.AllocatedState {
 	return state
 }
 
+// claim returns a new claim that asks for nothing yet.
+func (n *node) claim() *resourceapi.ResourceClaim {
+	n.serial++
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("c", n.serial),
+		UID: types.UID(fmt.Sprint("uid-", n.serial))}}
+}
+
+// created returns a new claim with this spec.devices as the API server keeps it.
+func (n *node) created(t *testing.T, devices string) *resourceapi.ResourceClaim {
+	t.Helper()
+	claim := n.claim()
+	if err := yaml.UnmarshalStrict([]byte(devices), &claim.Spec.Devices); err != nil {
+		t.Fatal(err)
+	}
+	legacyscheme.Scheme.Default(claim)
+	var internal resourceinternal.ResourceClaim
+	if err := legacyscheme.Scheme.Convert(claim, &internal, nil); err != nil {
+		t.Fatal(err)
+	}
+	ctx := genericapirequest.WithRequestInfo(genericapirequest.WithNamespace(genericapirequest.NewContext(), claim.Namespace),
+		&genericapirequest.RequestInfo{APIGroup: "resource.k8s.io", APIVersion: "v1", Resource: "resourceclaims"})
+	if err := rest.BeforeCreate(resourceclaim.NewStrategy(nil, nil), ctx, &internal); err != nil {
+		t.Fatal(err)
+	}
+	var stored resourceapi.ResourceClaim
+	if err := legacyscheme.Scheme.Convert(&internal, &stored, nil); err != nil {
+		t.Fatal(err)
+	}
+	return &stored
+}
+
 // schedule allocates a claim as kube-scheduler does; it is nil if no device is free.
 func (n *node) schedule(t *testing.T, requests ...resourceapi.ExactDeviceRequest) *resourceapi.ResourceClaim {
 	t.Helper()
-	n.serial++
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("c", n.serial),
-		UID: types.UID(fmt.Sprint("uid-", n.serial))}}
+	claim := n.claim()
 	for i := range requests {
 		r := requests[i]
 		r.AllocationMode, r.Count = resourceapi.DeviceAllocationModeExactCount, max(r.Count, 1)
 		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: fmt.Sprint("r", i), Exactly: &r})
 	}
+	allocation, err := n.find(t, claim)
+	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) && !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	if n.scheduler == n.gates {
+		n.rated(t, claim, allocation != nil)
+	}
+	return n.write(claim, allocation)
+}
+
+// find returns the allocation that kube-scheduler finds for a claim, nil for none.
+func (n *node) find(t *testing.T, claim *resourceapi.ResourceClaim) (*resourceapi.AllocationResult, error) {
+	t.Helper()
 	allocator, err := structured.NewAllocator(t.Context(), n.features(), n.allocated(), n.classes, n.slices, n.cache)
 	if err != nil {
 		t.Fatal(err)
 	}
-	results, err := allocator.Allocate(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}},
+	results, err := allocator.Allocate(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}},
 		[]*resourceapi.ResourceClaim{claim})
-	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) && !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatal(err)
+	if err != nil || len(results) == 0 {
+		return nil, err
 	}
-	n.rated(t, claim, len(results) > 0)
-	if len(results) == 0 {
+	return &results[0], nil
+}
+
+// write gives a claim the allocation, and returns it; nil if there is none.
+func (n *node) write(claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult) *resourceapi.ResourceClaim {
+	if allocation == nil {
 		return nil
 	}
-	claim.Status.Allocation = &results[0]
+	claim.Status.Allocation = allocation
 	n.claims = append(n.claims, claim)
 	return claim
+}
+
+// serve allocates and prepares a claim, and returns what it gets: the device and the bytes or slots of each
+// result, "" for none.
+func (n *node) serve(t *testing.T, claim *resourceapi.ResourceClaim) (string, error) {
+	t.Helper()
+	allocation, err := n.find(t, claim)
+	if err != nil || n.write(claim, allocation) == nil {
+		return "", err
+	}
+	held, err := n.hold(claim)
+	return amounts(held), err
+}
+
+// release forgets the claim of that position.
+func (n *node) release(i int) {
+	n.engine.Claims.Release(alloc.ClaimKey{Vendor: n.vendor, UID: string(n.claims[i].UID)})
+	n.claims = slices.Delete(n.claims, i, i+1)
+}
+
+// amounts are the devices of a claim with the bytes or slots of each.
+func amounts(held alloc.Claim) string {
+	var out []string
+	for _, part := range held.Parts {
+		out = append(out, fmt.Sprint(part.Device, " ", part.Bytes+int64(part.Slots)))
+	}
+	return strings.Join(out, " ")
 }
 
 // rated checks that divvy-scheduler's count of what claims hold agrees with what kube-scheduler
@@ -181,7 +261,7 @@ func (n *node) rated(t *testing.T, claim *resourceapi.ResourceClaim, allocated b
 
 // hold prepares a claim.
 func (n *node) hold(claim *resourceapi.ResourceClaim) (alloc.Claim, error) {
-	read, err := dra.Read(claim, n.vendor, dra.PoolName("node", n.vendor))
+	read, err := dra.Read(claim, n.vendor, dra.PoolName(n.name, n.vendor))
 	if err != nil {
 		return read, err
 	}
@@ -208,8 +288,8 @@ func newNode(t *testing.T, vendor string, g gates, devices []accel.Device, ways 
 	}
 	e.Claims.Serve(vendor, ways...)
 	e.Claims.Discover(vendor, alloc.Discovery{Devices: devices})
-	n := &node{vendor: vendor, engine: e, gates: g, cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: g.shares}),
-		classes: classes{}}
+	n := &node{name: "node", vendor: vendor, facts: dra.Facts{Driver: "1.2.3"}, engine: e, gates: g, classes: classes{}}
+	n.switchScheduler(g)
 	for _, name := range []string{"gpu", "gcu", "chip", "board", "mig", "drs", "slots"} {
 		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf(
@@ -220,12 +300,17 @@ func newNode(t *testing.T, vendor string, g gates, devices []accel.Device, ways 
 	return n
 }
 
+// switchScheduler starts kube-scheduler with these gates.
+func (n *node) switchScheduler(g gates) {
+	n.scheduler, n.cache = g, cel.NewCache(100, cel.Features{EnableConsumableCapacity: g.shares})
+}
+
 // publish stores the slices as they are to be.
 func (n *node) publish(t *testing.T) {
 	t.Helper()
-	pool := dra.Pool(n.vendor, n.engine.Claims.Devices(n.vendor), dra.Facts{Driver: "1.2.3"},
-		dra.Stored{Counters: n.gates.counters, Taints: n.gates.taints})
-	n.slices = store(t, n.vendor, pool, n.gates)
+	pool := dra.Pool(n.vendor, n.engine.Claims.Devices(n.vendor), n.facts,
+		dra.Stored{Counters: n.gates.counters, Taints: n.gates.taints, Unshared: !n.gates.shares})
+	n.slices = store(t, n.name, n.vendor, pool, n.gates)
 }
 
 var (
@@ -272,6 +357,23 @@ func TestModes(t *testing.T) {
 		"rounded up to the step": {of("enflame", all, chips(1, false), memory),
 			[]ask{{with("gcu", "memory", "107374182400m")}, {with("gcu", "memory", "1073741825")}},
 			[]string{"gcu-u0 108003328", "gcu-u0 1074790400"}},
+		"one byte more than a device": {of("enflame", all, chips(1, false), memory),
+			[]ask{{with("gcu", "memory", "17179869185")}, {with("gcu", "memory", "17179869184")}}, []string{"", "gcu-u0 17179869184"}},
+		"one byte more than is left": {of("enflame", all, chips(1, false), memory),
+			[]ask{{with("gcu", "memory", "1Mi")}, {with("gcu", "memory", "17178820609")}, {with("gcu", "memory", "17178820608")}},
+			[]string{"gcu-u0 1048576", "", "gcu-u0 17178820608"}},
+		"one byte more than a whole device": {of("nvidia", all, chips(1, false), whole),
+			[]ask{{with("gpu", "memory", "17179869185")}, {with("gpu", "memory", "17179869184")}}, []string{"", "gpu-u0 0"}},
+		// The reviews reject 0, but they may be off.
+		"nothing is the least": {of("enflame", all, chips(1, false), memory),
+			[]ask{{with("gcu", "memory", "0")}, {with("gcu", "memory", "1")}}, []string{"gcu-u0 1048576", "gcu-u0 1048576"}},
+		"nothing of a whole device is all of it": {of("nvidia", all, chips(1, false), whole),
+			[]ask{{with("gpu", "memory", "0")}, {with("gpu", "memory", "0")}}, []string{"gpu-u0 0", ""}},
+		"slots": {of("nvidia", all, chips(1, false), slots),
+			[]ask{{with("slots", "slots", "4")}, {with("slots", "slots", "0")}, {with("slots", "slots", "1500m")}, {ofType("slots")}},
+			[]string{"", "gpu-u0-slots 1", "gpu-u0-slots 2", ""}},
+		"a whole number of steps is not rounded": {of("enflame", all, chips(1, false), memory),
+			[]ask{{with("gcu", "memory", "3Mi")}, {with("gcu", "memory", "3145729")}}, []string{"gcu-u0 3145728", "gcu-u0 4194304"}},
 		"no amount is all of it": {of("enflame", all, chips(1, false), memory),
 			[]ask{{ofType("gcu")}, {with("gcu", "memory", "1Mi")}}, []string{"gcu-u0 17179869184", ""}},
 		"all of it does not fit beside a part": {of("enflame", all, chips(1, false), memory),
@@ -294,18 +396,16 @@ func TestModes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := tt.node(t)
 			for i, requests := range tt.claims {
-				var got []string
+				got := ""
 				if claim := n.schedule(t, requests...); claim != nil {
 					held, err := n.hold(claim)
 					if err != nil {
 						t.Fatalf("claim %d: %v", i, err)
 					}
-					for _, part := range held.Parts {
-						got = append(got, fmt.Sprint(part.Device, " ", part.Bytes+int64(part.Slots)))
-					}
+					got = amounts(held)
 				}
-				if strings.Join(got, " ") != tt.want[i] {
-					t.Errorf("claim %d has %q, want %q", i, strings.Join(got, " "), tt.want[i])
+				if got != tt.want[i] {
+					t.Errorf("claim %d has %q, want %q", i, got, tt.want[i])
 				}
 			}
 		})
@@ -340,6 +440,26 @@ func TestIll(t *testing.T) {
 	}
 }
 
+// anyRequests are one or two requests of any devices, with amounts only where kube-scheduler accepts them.
+func (n *node) anyRequests(rng *rand.Rand) (requests []resourceapi.ExactDeviceRequest) {
+	for range 1 + rng.IntN(2) {
+		r := ofType([]string{"gpu", "gcu", "chip", "board", "slots"}[rng.IntN(5)])
+		if r.DeviceClassName == "gpu" || r.DeviceClassName == "gcu" {
+			r = ofType(map[string]string{"nvidia": "gpu", "iluvatar": "chip", "enflame": "gcu"}[n.vendor])
+		}
+		if n.scheduler.shares && rng.IntN(3) > 0 {
+			if r.DeviceClassName == "slots" {
+				r = with("slots", wire.SlotsCapacity, fmt.Sprint(1+rng.IntN(3)))
+			} else {
+				r = with(r.DeviceClassName, wire.MemoryCapacity, fmt.Sprint(1+rng.Int64N(17<<30)))
+			}
+		}
+		r.Count = int64(1 + rng.IntN(2))
+		requests = append(requests, r)
+	}
+	return requests
+}
+
 // TestEngineAgrees: the engine accepts every allocation of kube-scheduler, with every set of
 // gates, and rejects it while the device is held otherwise.
 func TestEngineAgrees(t *testing.T) {
@@ -354,29 +474,11 @@ func TestEngineAgrees(t *testing.T) {
 			n := newNode(t, vendor, g, chips(2+rng.IntN(5), vendor == "iluvatar"), ways[:1+rng.IntN(3)]...)
 			for range 150 {
 				if len(n.claims) > 0 && rng.IntN(3) == 0 {
-					i := rng.IntN(len(n.claims))
-					n.engine.Claims.Release(alloc.ClaimKey{Vendor: n.vendor, UID: string(n.claims[i].UID)})
-					n.claims = append(n.claims[:i], n.claims[i+1:]...)
+					n.release(rng.IntN(len(n.claims)))
 					released++
 					continue
 				}
-				var requests []resourceapi.ExactDeviceRequest
-				for range 1 + rng.IntN(2) {
-					r := ofType([]string{"gpu", "gcu", "chip", "board", "slots"}[rng.IntN(5)])
-					if r.DeviceClassName == "gpu" || r.DeviceClassName == "gcu" {
-						r = ofType(map[string]string{"nvidia": "gpu", "iluvatar": "chip", "enflame": "gcu"}[vendor])
-					}
-					if g.shares && rng.IntN(3) > 0 {
-						if r.DeviceClassName == "slots" {
-							r = with("slots", wire.SlotsCapacity, fmt.Sprint(1+rng.IntN(3)))
-						} else {
-							r = with(r.DeviceClassName, wire.MemoryCapacity, fmt.Sprint(1+rng.Int64N(17<<30)))
-						}
-					}
-					r.Count = int64(1 + rng.IntN(2))
-					requests = append(requests, r)
-				}
-				claim := n.schedule(t, requests...)
+				claim := n.schedule(t, n.anyRequests(rng)...)
 				if claim == nil {
 					continue
 				}
@@ -403,5 +505,10 @@ func TestLimits(t *testing.T) {
 	n := newNode(t, "nvidia", gates{true, true, true}, devices, memory, slots)
 	if len(n.slices) != 12 {
 		t.Errorf("%d slices", len(n.slices))
+	}
+	n.name = strings.Repeat("n", 63) + strings.Repeat("."+strings.Repeat("m", 62), 3) // too long for the name of a pool
+	n.publish(t)
+	if len(n.slices) != 12 {
+		t.Errorf("%d slices of a node with a long name", len(n.slices))
 	}
 }
