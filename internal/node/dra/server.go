@@ -55,7 +55,8 @@ const (
 )
 
 // Keeper keeps what claims hold. Its methods are safe for concurrent use; what they change
-// is saved when they return nil, and unchanged when they return an error.
+// is saved when they return nil. After an error of Hold nothing is changed; after one of Prepared or
+// Release the change counts until the process ends, and the caller takes it back or repeats it.
 type Keeper interface {
 	// Hold records a claim. Another attempt may succeed after an error that may pass
 	// (alloc.MayPass).

@@ -4,5 +4,6 @@
 //
 // It decides nothing. kube-scheduler's own plugin DynamicResources allocates devices, and what it
 // has allocated is the only record. A node that fits here fits there, but for what Demand says that
-// it leaves out; a node that does not may still fit there.
+// it leaves out, and that DynamicResources gives a claim 32 devices at most; a node that does not may
+// still fit there.
 package claims
