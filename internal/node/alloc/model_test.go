@@ -509,6 +509,10 @@ func (m *model) forgetPods() {
 // turn is a turn of the daemon's loop.
 func (m *model) turn() {
 	m.take(false, Recorded)
+	if len(m.lingering) > 0 && m.rng.IntN(4) == 0 {
+		m.now = m.now.Add(StuckAfter)
+		m.take(false, Recorded)
+	}
 	if m.complete && !slices.ContainsFunc(m.pods, func(p *modelPod) bool { return p.hidden }) {
 		m.recovering = false
 	}
