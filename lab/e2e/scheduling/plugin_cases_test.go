@@ -369,9 +369,10 @@ func (w *world) podGroup(name string, count int, units accel.Units, priority int
 		class = w.priority(&corev1.Pod{}, priority).Spec.PriorityClassName
 	}
 	object.Spec.PriorityClassName = class
-	if _, err := w.client.SchedulingV1beta1().PodGroups(namespace).Create(w.Context(), object, metav1.CreateOptions{}); err != nil {
-		w.Fatal(err)
-	}
+	w.eventually("group "+name+" is created", func(ctx context.Context) error { // its PriorityClass may be new
+		_, err := w.client.SchedulingV1beta1().PodGroups(namespace).Create(ctx, object, metav1.CreateOptions{})
+		return err
+	})
 	for n := range count {
 		pod := w.nodes.Pod(namespace, fmt.Sprintf("%s-%d", name, n), units)
 		pod.Spec.SchedulingGroup, pod.Spec.PriorityClassName = &corev1.PodSchedulingGroup{PodGroupName: ptr.To(name)}, class
