@@ -291,17 +291,23 @@ func (all pools) without(but *pool, parents map[accel.DeviceID]accel.DeviceID, c
 }
 
 // unknown returns another pool's resource of the same vendor of which it is not
-// known yet what containers hold, or that of claims; false when there is none.
+// known yet what containers hold, or that of claims; false when there is none. It is
+// the pool's own where it has partitions: containers may hold what they were cut from.
 func (all pools) unknown(p *pool) (accel.Resource, bool) {
 	if !p.claims.known {
 		return asClaim, true
 	}
 	for _, other := range all {
-		if other != p && other.config.Vendor == p.config.Vendor && !other.taken.known {
+		if (other != p || p.partitioned()) && other.config.Vendor == p.config.Vendor && !other.taken.known {
 			return other.config.Resource, true
 		}
 	}
 	return "", false
+}
+
+// partitioned reports whether some of the pool's devices are partitions.
+func (p *pool) partitioned() bool {
+	return slices.ContainsFunc(p.items, func(it item) bool { return it.Parent != "" })
 }
 
 // promised returns the devices of a vendor that were planned, by memory, for pods

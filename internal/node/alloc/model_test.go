@@ -140,9 +140,9 @@ type modelPod struct {
 	unasked bool
 	// changes is what the model's was when the pod was created.
 	changes int
-	// known is true once the engine has seen kubelet's list with all that the pod has, and the
-	// API server's pod.
-	known bool
+	// seen is true once the engine has seen kubelet's list with all that the pod has, and the API
+	// server's pod, and known once that is saved.
+	seen, known bool
 }
 
 // modelUse is what one container was given.
@@ -307,6 +307,9 @@ func (m *model) restart(crash, reconfigure bool) {
 	if m.full || m.recovering {
 		m.forgetPods()
 	}
+	for _, p := range m.pods {
+		p.seen = p.known // what was not saved is lost
+	}
 	if !crash {
 		m.now = m.now.Add(RecordedBefore)
 		left = map[ID][]byte{}
@@ -354,7 +357,8 @@ func (m *model) discovery() Discovery {
 // repartition cuts a chip into other partitions, or makes it whole again, also while containers use it.
 func (m *model) repartition() {
 	c := m.chips[m.rng.IntN(len(m.chips))]
-	if c.Board != "" || m.recovering {
+	// While it is being found out what claims hold, what a partition was cut from is known from the device alone.
+	if c.Board != "" || m.recovering || !m.engine.Claims.known {
 		return
 	}
 	delete(m.cut, c.ID)
@@ -481,7 +485,7 @@ func (m *model) take(fresh bool, grace time.Duration) {
 	m.engine.Take(v)
 	for _, p := range m.pods {
 		p.taken = true
-		p.known = p.known || p.active && !p.hidden && p.next == len(p.Requests[0].Containers) &&
+		p.seen = p.seen || p.active && !p.hidden && p.next == len(p.Requests[0].Containers) &&
 			slices.ContainsFunc(v.Pods, func(shown Pod) bool { return shown.UID == p.UID && !shown.Ended })
 	}
 }
@@ -502,14 +506,14 @@ func (m *model) running(v *View) map[string]bool {
 func (m *model) forgetPods() {
 	clear(m.lingering)
 	for _, p := range m.pods {
-		p.known = false
+		p.seen, p.known = false, false
 	}
 }
 
 // turn is a turn of the daemon's loop.
 func (m *model) turn() {
 	m.take(false, Recorded)
-	if len(m.lingering) > 0 && m.rng.IntN(4) == 0 {
+	if len(m.lingering) > 0 && m.serving == nil && m.rng.IntN(4) == 0 { // kubelet takes no such time to record what it was given
 		m.now = m.now.Add(StuckAfter)
 		m.take(false, Recorded)
 	}
@@ -522,6 +526,9 @@ func (m *model) turn() {
 			delete(m.disk, p.config.ID)
 		}
 		m.recovering = m.recovering || p.config.ID == m.forgotten && !m.engine.Status(p.config.ID).Known
+	}
+	for _, p := range m.pods {
+		p.known = p.known || p.seen && !m.full
 	}
 }
 
