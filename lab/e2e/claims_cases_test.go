@@ -106,23 +106,7 @@ func forcedWithClaims(t *testing.T, ctx context.Context) {
 
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	must(t, lab.Client.ResourceV1().ResourceClaims(namespace).Delete(ctx, "slow", metav1.DeleteOptions{}))
-	must(t, poll.Until(ctx, podTimeout, "the GPU to be given to the other pod", func(ctx context.Context) error {
-		pod, err := lab.Pods.API.Get(ctx, next.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		left := processes(t, mark)
-		switch {
-		case pod.Status.Phase != corev1.PodRunning:
-			return fmt.Errorf("%d processes run; %s", left, testenv.Describe(pod))
-		case left > 0:
-			t.Fatalf("it runs while %d processes of the pod before do", left)
-		}
-		return nil
-	}))
-	if got := sights(t, "next")["next"].Env["NVIDIA_VISIBLE_DEVICES"]; got != gpu {
-		t.Errorf("it has GPU %s, want %s, the only one that was free", got, gpu)
-	}
+	takesOver(t, ctx, "next", mark, gpu)
 }
 
 // withoutRecord takes kubelet's own record of claims away: pods run on, and what they have is released

@@ -298,21 +298,28 @@ func TestForcedDeletionOfAWholeDevice(t *testing.T) {
 	pending(t, next, "Insufficient nvidia.com/gpu")
 
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	takesOver(t, ctx, next.Name, mark, gpu)
+}
+
+// takesOver waits until a pod runs with a GPU, and checks that no process with that argument, of the pod
+// that had the GPU before, runs then.
+func takesOver(t *testing.T, ctx context.Context, pod, mark, gpu string) {
+	t.Helper()
 	must(t, poll.Until(ctx, podTimeout, "the GPU to be given to the other pod", func(ctx context.Context) error {
-		pod, err := lab.Pods.API.Get(ctx, next.Name, metav1.GetOptions{})
+		next, err := lab.Pods.API.Get(ctx, pod, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		left := processes(t, mark)
 		switch {
-		case pod.Status.Phase != corev1.PodRunning:
-			return fmt.Errorf("%d processes run; %s", left, testenv.Describe(pod))
+		case next.Status.Phase != corev1.PodRunning:
+			return fmt.Errorf("%d processes run; %s", left, testenv.Describe(next))
 		case left > 0:
 			t.Fatalf("it runs while %d processes of the pod before do", left)
 		}
 		return nil
 	}))
-	if got := sights(t, next.Name)[next.Name].Env["NVIDIA_VISIBLE_DEVICES"]; got != gpu {
+	if got := sights(t, pod)[pod].Env["NVIDIA_VISIBLE_DEVICES"]; got != gpu {
 		t.Errorf("it has GPU %s, want %s, the only one that was free", got, gpu)
 	}
 }

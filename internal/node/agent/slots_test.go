@@ -190,8 +190,8 @@ func TestAllReplicasOfADeviceChangeTogether(t *testing.T) {
 	}
 }
 
-// A pod that was deleted by force has its device until its containers have exited, also with a daemon that
-// starts anew. Others get another device, or wait; if that takes too long, they hear why.
+// A pod that was deleted by force has its device until its containers have exited, also after a restart of
+// the daemon. Other pods get another device, or wait; if that takes too long, the error says why.
 func TestDeviceOfAPodThatWasDeletedByForce(t *testing.T) {
 	dir, root := t.TempDir(), t.TempDir()
 	processes := func(n string) {

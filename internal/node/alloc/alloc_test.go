@@ -377,7 +377,7 @@ func TestSlotsOfPodsWhoseContainersStillRun(t *testing.T) {
 			n.now = n.now.Add(2 * Recorded)
 			tt.p.Ended = true
 			runs(tt.p)
-			n = boot(t, n, tt.pool) // the daemon starts anew
+			n = boot(t, n, tt.pool) // the daemon is restarted
 			runs()
 			if got := n.Lingering("v"); !slices.Equal(got, []string{tt.p.UID}) {
 				t.Errorf("%q has slots that kubelet does not list, want the pod", got)

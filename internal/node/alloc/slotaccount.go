@@ -217,7 +217,7 @@ func (a *slotAccount) unlisted(v *View) []string {
 	}
 	var out []string
 	for id, h := range a.holds {
-		for _, holder := range append([]string{h.pod}, h.inits...) {
+		for _, holder := range h.pods() {
 			if uid := holderUID(holder); !listed[id] && uid != "" && !served[uid] {
 				out = append(out, uid)
 			}
@@ -226,11 +226,14 @@ func (a *slotAccount) unlisted(v *View) []string {
 	return out
 }
 
+// pods are those that have the slot, or may have it, as initHolder; the first may be "".
+func (h *slotHold) pods() []string { return append([]string{h.pod}, h.inits...) }
+
 // first returns the first of the slot's pods of which that is true, "" for none.
 func (h *slotHold) first(is func(holder string) bool) string {
-	holders := append([]string{h.pod}, h.inits...)
-	if i := slices.IndexFunc(holders, is); i >= 0 {
-		return holders[i]
+	pods := h.pods()
+	if i := slices.IndexFunc(pods, is); i >= 0 {
+		return pods[i]
 	}
 	return ""
 }

@@ -50,7 +50,7 @@ func (g *gates) probe(ctx context.Context) bool {
 	}
 	off := dropped(kept)
 	now := Stored{Counters: !slices.Contains(off, gateCounters), Taints: !slices.Contains(off, gateTaints),
-		Unshared: slices.Contains(off, gateShares)}
+		Shares: !slices.Contains(off, gateShares)}
 	g.mu.Lock()
 	before := g.stored
 	g.stored, g.off = now, off
@@ -131,7 +131,7 @@ func (g *gates) lose(names ...string) bool {
 	before := g.stored
 	g.stored.Counters = g.stored.Counters && !slices.Contains(names, gateCounters)
 	g.stored.Taints = g.stored.Taints && !slices.Contains(names, gateTaints)
-	g.stored.Unshared = g.stored.Unshared || slices.Contains(names, gateShares)
+	g.stored.Shares = g.stored.Shares && !slices.Contains(names, gateShares)
 	g.off = slices.Compact(slices.Sorted(slices.Values(slices.Concat(g.off, names))))
 	return g.stored != before
 }

@@ -141,7 +141,7 @@ func NewServer(o Options) *Server {
 		unpublished:  fmt.Errorf("the devices of driver %s are not published yet", wire.Driver(o.Vendor)),
 		changed:      make(chan struct{}, 1), described: make(chan struct{}, 1), door: newDoor(),
 		gates: gates{client: o.Client, vendor: o.Vendor, node: o.Node, pool: PoolName(o.Node, o.Vendor),
-			stored: Stored{Counters: true, Taints: true}},
+			stored: Stored{Counters: true, Taints: true, Shares: true}},
 		writer:   writer{specs: specs{o.CDIDir}, keeper: o.Keeper, vendor: o.Vendor, misused: o.Misused},
 		released: map[string]time.Time{}, watchers: map[chan struct{}]bool{},
 	}

@@ -516,11 +516,7 @@ func TestHolderIsNamed(t *testing.T) {
 func TestContainersWithSeveral(t *testing.T) {
 	p := newPlane(t, append(gcus(), accel.Device{Index: 2, ID: "c", Model: "S60", MemoryBytes: 16 * gib, NUMANode: accel.NoNUMA})...)
 	p.devices(6)
-	uses := func(all ...Use) {
-		p.keeper.mu.Lock()
-		defer p.keeper.mu.Unlock()
-		p.keeper.uses = all
-	}
+	uses := func(all ...Use) { p.keeper.set(func(k *keeper) { k.uses = all }) }
 	variables := func(claims ...*resourceapi.ResourceClaim) string {
 		var out []string
 		for _, claim := range claims {
@@ -593,16 +589,12 @@ func TestContainersWithSeveral(t *testing.T) {
 	}
 }
 
-// TestPodsReadBeforeAPrepare: who has read the pods just before does not know the pod of a claim that was
-// prepared since, and must not take the claim for one that is used by itself.
+// TestPodsReadBeforeAPrepare: a list of pods that was read before a Prepare lacks the pod of the claim, which
+// must not count as used by no container.
 func TestPodsReadBeforeAPrepare(t *testing.T) {
 	p := newPlane(t, gcus()...)
 	p.devices(4)
-	set := func(uses ...Use) {
-		p.keeper.mu.Lock()
-		defer p.keeper.mu.Unlock()
-		p.keeper.uses = uses
-	}
+	set := func(uses ...Use) { p.keeper.set(func(k *keeper) { k.uses = uses }) }
 	one, two := p.allocate("one", allocatedPart("gcu-a", "1Gi")), p.allocate("two", allocatedPart("gcu-b", "1Gi"))
 	use := useOf("p", "c", "one", "two")
 	use.PodUID = one.Status.ReservedFor[0].Name
@@ -616,7 +608,7 @@ func TestPodsReadBeforeAPrepare(t *testing.T) {
 		if err := p.server.writer.settle(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Join(p.spec(one).Devices[0].ContainerEdits.Env, " "); got != want {
+		if got := p.variable(one); got != want {
 			t.Errorf("%s: %s, want %s", when, got, want)
 		}
 	}

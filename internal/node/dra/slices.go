@@ -52,9 +52,9 @@ type Stored struct {
 	// Taints are kept with DRADeviceTaints. Without them, a device that must not be
 	// allocated is left out.
 	Taints bool
-	// Unshared is true without DRAConsumableCapacity: a claim gets a device whole. What the API server
-	// drops of it is left out, as it would be written again with every change.
-	Unshared bool
+	// Shares are kept with DRAConsumableCapacity. Without them, a claim gets a device whole, and what
+	// the API server drops is left out: it would be written again with every change.
+	Shares bool
 }
 
 // Facts are what is known of a vendor's devices beside the devices themselves.
@@ -88,7 +88,7 @@ func Pool(vendor string, devices []alloc.ClaimDevice, facts Facts, stored Stored
 			one := resourceapi.Device{
 				Name: d.Name, Attributes: attributes(vendor, d, facts, groups), Capacity: capacity(d, stored), Taints: taints(d),
 			}
-			if isShared(d) && !stored.Unshared {
+			if isShared(d) && stored.Shares {
 				one.AllowMultipleAllocations = new(true)
 			}
 			if c, ok := drawn[d.Name]; ok {
@@ -169,14 +169,14 @@ func isShared(d *alloc.ClaimDevice) bool {
 func capacity(d *alloc.ClaimDevice, stored Stored) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	if d.Slots > 0 {
 		slots := shared(int64(d.Slots), 1, 1, resource.DecimalSI)
-		if stored.Unshared {
+		if !stored.Shares {
 			slots.RequestPolicy = nil
 		}
 		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{wire.SlotsCapacity: slots}
 	}
 	total := d.Card.MemoryBytes - d.Card.MemoryBytes%wire.MemoryStep
 	memory := resourceapi.DeviceCapacity{Value: *resource.NewQuantity(total, resource.BinarySI)}
-	if isShared(d) && !stored.Unshared {
+	if isShared(d) && stored.Shares {
 		memory = shared(total, total, wire.MemoryStep, resource.BinarySI)
 	}
 	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{wire.MemoryCapacity: memory}

@@ -69,7 +69,7 @@ func iluvatar() alloc.Discovery {
 }
 
 func TestPools(t *testing.T) {
-	all := Stored{Counters: true, Taints: true}
+	all := Stored{Counters: true, Taints: true, Shares: true}
 	facts := Facts{Driver: "550.054.1", Links: nvidia().Links, PCIeRoots: map[string]string{"0000:10:00.0": "pci0000:10"}}
 	mig := nvidia()
 	mig.Devices = mig.Devices[:1]
@@ -97,12 +97,12 @@ func TestPools(t *testing.T) {
 	}{
 		"nvidia":                 {"nvidia", devicesOf(t, "nvidia", nvidia(), whole), all},
 		"nvidia-slices":          {"nvidia", devicesOf(t, "nvidia", nvidia(), memory, slots), all},
-		"nvidia-no-counters":     {"nvidia", devicesOf(t, "nvidia", nvidia(), slots, memory), Stored{Taints: true}},
+		"nvidia-no-counters":     {"nvidia", devicesOf(t, "nvidia", nvidia(), slots, memory), Stored{Taints: true, Shares: true}},
 		"nvidia-mig":             {"nvidia", devicesOf(t, "nvidia", mig, partitions), all},
 		"iluvatar":               {"iluvatar", devicesOf(t, "iluvatar", iluvatar(), whole, memory), all},
-		"iluvatar-no-counters":   {"iluvatar", devicesOf(t, "iluvatar", iluvatar(), whole, memory), Stored{Taints: true}},
+		"iluvatar-no-counters":   {"iluvatar", devicesOf(t, "iluvatar", iluvatar(), whole, memory), Stored{Taints: true, Shares: true}},
 		"enflame":                {"enflame", inUse, all},
-		"enflame-no-taints":      {"enflame", inUse, Stored{Counters: true}},
+		"enflame-no-taints":      {"enflame", inUse, Stored{Counters: true, Shares: true}},
 		"enflame-without-device": {"enflame", nil, all},
 	}
 	for name, tt := range tests {
@@ -164,7 +164,7 @@ func TestLinkGroups(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := map[string]string{}
 			devices := devicesOf(t, tt.vendor, tt.found, tt.ways...)
-			pool := Pool(tt.vendor, devices, Facts{Links: tt.links}, Stored{Counters: true, Taints: true})
+			pool := Pool(tt.vendor, devices, Facts{Links: tt.links}, Stored{Counters: true, Taints: true, Shares: true})
 			for _, s := range pool.Slices {
 				for _, d := range s.Devices {
 					if group := d.Attributes["linkGroup"].StringValue; group != nil {
@@ -199,13 +199,13 @@ func TestOrder(t *testing.T) {
 		"packed, with slices": {[]alloc.Config{filled, slots}, []string{"1", "2", "0", "0-slots", "1-slots", "2-slots"}},
 	} {
 		devices := devicesOf(t, "nvidia", nvidia(), tt.ways...)
-		before := Pool("nvidia", devices, Facts{}, Stored{Counters: true, Taints: true})
+		before := Pool("nvidia", devices, Facts{}, Stored{Counters: true, Taints: true, Shares: true})
 		for i := range devices {
 			if devices[i].Slots == 0 {
 				devices[i].Used = []float64{0, .5, .25}[devices[i].Card.Index]
 			}
 		}
-		after := Pool("nvidia", devices, Facts{}, Stored{Counters: true, Taints: true})
+		after := Pool("nvidia", devices, Facts{}, Stored{Counters: true, Taints: true, Shares: true})
 		if diff := cmp.Diff(tt.want, names(after)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
@@ -249,7 +249,7 @@ func count(p resourceslice.Pool) (devices, most, sets int) {
 }
 
 func TestManyDevices(t *testing.T) {
-	all := Stored{Counters: true, Taints: true}
+	all := Stored{Counters: true, Taints: true, Shares: true}
 	var many alloc.Discovery
 	for i := range 65 {
 		many.Devices = append(many.Devices, accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("x", i)), MemoryBytes: gib})

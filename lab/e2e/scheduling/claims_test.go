@@ -407,7 +407,7 @@ func (w *world) offer(node string) {
 			Card: sharing.Card{Device: accel.Device{ID: id, Model: model, MemoryBytes: 16 << 30, NUMANode: accel.NoNUMA},
 				Chips: []accel.DeviceID{id}}})
 	}
-	pool := dra.Pool("enflame", devices, dra.Facts{}, dra.Stored{Counters: true, Taints: true})
+	pool := dra.Pool("enflame", devices, dra.Facts{}, dra.Stored{Counters: true, Taints: true, Shares: true})
 	for i, s := range pool.Slices {
 		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i, "-", node)},
 			Spec: resourceapi.ResourceSliceSpec{

@@ -309,7 +309,7 @@ func (n *node) switchScheduler(g gates) {
 func (n *node) publish(t *testing.T) {
 	t.Helper()
 	pool := dra.Pool(n.vendor, n.engine.Claims.Devices(n.vendor), n.facts,
-		dra.Stored{Counters: n.gates.counters, Taints: n.gates.taints, Unshared: !n.gates.shares})
+		dra.Stored{Counters: n.gates.counters, Taints: n.gates.taints, Shares: n.gates.shares})
 	n.slices = store(t, n.name, n.vendor, pool, n.gates)
 }
 

@@ -57,7 +57,7 @@ func (g Group) Slice(number int) *resourceapi.ResourceSlice {
 		devices = append(devices, alloc.ClaimDevice{Name: g.claimName(number, card), Type: "gcu", Shared: true,
 			Card: sharing.Card{Device: d, Chips: []accel.DeviceID{d.ID}}})
 	}
-	pool := dra.Pool(claimVendor, devices, dra.Facts{}, dra.Stored{Counters: true, Taints: true})
+	pool := dra.Pool(claimVendor, devices, dra.Facts{}, dra.Stored{Counters: true, Taints: true, Shares: true})
 	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: resourceapi.ResourceSliceSpec{
 		Driver: wire.Driver(claimVendor), NodeName: &node, Devices: pool.Slices[0].Devices,
 		Pool: resourceapi.ResourcePool{Name: dra.PoolName(node, claimVendor), Generation: 1, ResourceSliceCount: 1},
